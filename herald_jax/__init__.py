@@ -1,0 +1,1 @@
+"""herald_jax: long-context block-diffusion LLM inference in JAX, KV cache in host memory."""

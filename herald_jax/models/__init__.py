@@ -1,0 +1,1 @@
+"""The networks: what turns tokens into queries, keys, values and logits."""

@@ -1,0 +1,133 @@
+"""Attention of a block over a buffer of keys and values with valid lengths.
+
+The network does not know whether a buffer is the dense cache or a sparse pool: softmax is
+permutation-invariant and the keys already carry RoPE, so only the valid length matters.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+Implementation = Literal["xla", "cudnn"]
+
+
+def pack(q: jax.Array, kv_heads: int) -> jax.Array:
+    """Packs the G query heads of a KV head with the S positions: [N, S, Hq, D] -> [N, G*S, Hkv, D]."""
+    n, s, hq, d = q.shape
+    group = hq // kv_heads
+    return q.reshape(n, s, kv_heads, group, d).swapaxes(2, 3).reshape(n, s * group, kv_heads, d)
+
+
+def unpack(out: jax.Array, heads: int) -> jax.Array:
+    """Inverse of ``pack``: [N, S*G, Hkv, D] -> [N, S, Hq, D]."""
+    n, rows, kv_heads, d = out.shape
+    group = heads // kv_heads
+    return out.reshape(n, rows // group, group, kv_heads, d).swapaxes(2, 3).reshape(n, -1, heads, d)
+
+
+def default_implementation(dtype: jnp.dtype, head_dim: int) -> Implementation:
+    """cuDNN where it applies (half precision on a CUDA device), plain XLA elsewhere."""
+    half = dtype in (jnp.bfloat16, jnp.float16)
+    return "cudnn" if half and head_dim % 8 == 0 and jax.default_backend() == "gpu" else "xla"
+
+
+def softmax_rows(scores: jax.Array, valid: jax.Array) -> jax.Array:
+    """fp32 softmax over the last axis where ``valid``; rows with nothing valid give zeros."""
+    scores = jnp.where(valid, scores, -jnp.inf)
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
+    return weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+
+
+def _scores(packed: jax.Array, k: jax.Array) -> jax.Array:
+    precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
+    scores = jnp.einsum(
+        "nshd,nrhd->nhsr", packed, k, precision=precision, preferred_element_type=jnp.float32
+    )
+    return scores * (k.shape[-1] ** -0.5)
+
+
+def _weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
+    precision = jax.lax.Precision.HIGHEST if v.dtype == jnp.float32 else None
+    out = jnp.einsum(
+        "nhsr,nrhd->nshd",
+        weights.astype(v.dtype),
+        v,
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    return out.astype(v.dtype)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Every query of a slot attends rows [0, lengths) of its buffer.
+
+    Args:
+      q: [N, S, H_q, D] with RoPE applied.
+      k, v: [N, R, H_kv, D], the buffer.
+      lengths: int32 [N], valid rows.
+      implementation: "xla", "cudnn", or None for the best that applies.
+
+    Returns:
+      [N, S, H_q, D] in the dtype of ``v``.
+    """
+    packed = pack(q, k.shape[2])
+    implementation = implementation or default_implementation(k.dtype, k.shape[-1])
+    if implementation == "cudnn":
+        out = jax.nn.dot_product_attention(
+            packed, k, v, key_value_seq_lengths=lengths, implementation="cudnn"
+        )
+    else:
+        valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
+        out = _weighted(softmax_rows(_scores(packed, k), valid), v)
+    return unpack(out, q.shape[2])
+
+
+def attend_blocks(
+    q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, block_size: int
+) -> jax.Array:
+    """Block-causal attention over a buffer whose row r holds position r.
+
+    Args:
+      q: [N, S, H_q, D].
+      k, v: [N, R, H_kv, D].
+      positions: int32 [N, S]; the query at position i attends row j iff j // B <= i // B.
+      block_size: B.
+
+    Returns:
+      [N, S, H_q, D].
+    """
+    group = q.shape[2] // k.shape[2]
+    last = (jnp.repeat(positions, group, axis=1) // block_size + 1) * block_size
+    valid = (jnp.arange(k.shape[1]) < last[..., None])[:, None]
+    weights = softmax_rows(_scores(pack(q, k.shape[2]), k), valid)
+    return unpack(_weighted(weights, v), q.shape[2])
+
+
+def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array) -> jax.Array:
+    """Importance of every row for every KV head: mean over voters of summed softmax mass.
+
+    With one voter this is the paper's sum over the G query heads (section IV-B4).
+
+    Args:
+      q: [N, S, H_q, D]; ``voters``: bool [N, S], the positions that vote.
+      k: [N, R, H_kv, D]; ``lengths``: int32 [N], rows that enter the softmax.
+
+    Returns:
+      float32 [N, H_kv, R], zero outside the valid rows.
+    """
+    group = q.shape[2] // k.shape[2]
+    valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
+    weights = softmax_rows(_scores(pack(q, k.shape[2]), k), valid)
+    votes = jnp.repeat(voters, group, axis=1).astype(jnp.float32)
+    count = jnp.maximum(voters.sum(axis=1), 1).astype(jnp.float32)
+    return jnp.einsum("nhsr,ns->nhr", weights, votes) / count[:, None, None]

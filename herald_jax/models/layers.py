@@ -1,0 +1,111 @@
+"""Building blocks of a decoder layer: projections, norms, RoPE and the gated MLP."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from herald_jax.models.config import ModelConfig
+
+
+def rotary_angles(positions: jax.Array, dim: int, theta: float) -> jax.Array:
+    """RoPE angles for the half-split layout, in fp32.
+
+    Args:
+      positions: int32 [...], absolute positions.
+      dim: rotary dimensions (even).
+      theta: RoPE base.
+
+    Returns:
+      float32 [..., dim / 2].
+    """
+    frequency = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    return positions[..., None].astype(jnp.float32) * frequency
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Applies RoPE: channel c pairs with channel c + dim / 2; further channels pass through.
+
+    Rotations compose, so rotating a rotated vector by B positions more moves it B positions on.
+
+    Args:
+      x: [..., heads, D].
+      angles: float32 [..., dim / 2] with dim <= D, broadcast over heads.
+
+    Returns:
+      Array like ``x``.
+    """
+    half = angles.shape[-1]
+    cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
+    first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jnp.concatenate([turned.astype(x.dtype), x[..., 2 * half :]], axis=-1)
+
+
+def linear(
+    features_in: int, features_out: int, dtype: jnp.dtype, rngs: nnx.Rngs, bias: bool = False
+) -> nnx.Linear:
+    """A projection whose fp32 form never drops to TF32."""
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    return nnx.Linear(
+        features_in,
+        features_out,
+        use_bias=bias,
+        dtype=dtype,
+        param_dtype=dtype,
+        precision=precision,
+        rngs=rngs,
+    )
+
+
+def rms_norm(dim: int, eps: float, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    """RMSNorm with fp32 statistics."""
+    return nnx.RMSNorm(dim, epsilon=eps, dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+
+class GatedMlp(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden: int, inner: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.gate = linear(hidden, inner, dtype, rngs)
+        self.up = linear(hidden, inner, dtype, rngs)
+        self.down = linear(inner, hidden, dtype, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., hidden] to [..., hidden]."""
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Projections(nnx.Module):
+    """Query, key, value and output projections of one attention layer."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.config = config
+        hidden, dim = config.hidden_size, config.head_dim
+        bias = config.attention_bias
+        self.q = linear(hidden, config.num_heads * dim, dtype, rngs, bias)
+        self.k = linear(hidden, config.num_kv_heads * dim, dtype, rngs, bias)
+        self.v = linear(hidden, config.num_kv_heads * dim, dtype, rngs, bias)
+        self.o = linear(config.num_heads * dim, hidden, dtype, rngs)
+        if config.qk_norm:
+            self.q_norm = rms_norm(dim, config.rms_norm_eps, dtype, rngs)
+            self.k_norm = rms_norm(dim, config.rms_norm_eps, dtype, rngs)
+
+    def qkv(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Projects, normalises per head, then rotates.
+
+        Args:
+          x: [N, S, hidden].
+          positions: int32 [N, S].
+
+        Returns:
+          q [N, S, H_q, D] and k, v [N, S, H_kv, D]; q and k carry RoPE.
+        """
+        config = self.config
+        heads = (*x.shape[:-1], -1, config.head_dim)
+        q, k, v = self.q(x).reshape(heads), self.k(x).reshape(heads), self.v(x).reshape(heads)
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        angles = rotary_angles(positions, config.head_dim, config.rope_theta)
+        return rotate(q, angles), rotate(k, angles), v

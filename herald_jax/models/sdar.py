@@ -1,0 +1,68 @@
+"""SDAR and TraDo: a Qwen3-shaped decoder run block-causally (also Llama-shaped, without QK-norm)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from herald_jax.models.attention import attend_blocks
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.layers import GatedMlp, Projections, linear, rms_norm
+
+
+class DecoderLayer(nnx.Module):
+    """One pre-norm layer, split where attention happens: ``pre``, (attend), ``post``."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.input_norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
+        self.attention = Projections(config, dtype, rngs)
+        self.mlp_norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, dtype, rngs)
+
+    def pre(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [N, S, hidden], positions int32 [N, S] -> q [N, S, H_q, D], k, v [N, S, H_kv, D]."""
+        return self.attention.qkv(self.input_norm(x), positions)
+
+    def post(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        """x [N, S, hidden], attended [N, S, H_q, D] -> [N, S, hidden]."""
+        x = x + self.attention.o(attended.reshape(*x.shape[:-1], -1).astype(x.dtype))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class SdarModel(nnx.Module):
+    """Embedding, decoder layers, final norm and head; logits at position i predict position i."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: jnp.dtype = jnp.bfloat16, rngs: nnx.Rngs
+    ) -> None:
+        self.config = config
+        self.embedding = nnx.Embed(
+            config.vocab_size, config.hidden_size, dtype=dtype, param_dtype=dtype, rngs=rngs
+        )
+        self.layers = nnx.List(
+            [DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)]
+        )
+        self.norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
+        if not config.tie_word_embeddings:
+            self.lm_head = linear(config.hidden_size, config.vocab_size, dtype, rngs)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """int32 [N, S] -> [N, S, hidden]."""
+        return self.embedding(tokens)
+
+    def head(self, x: jax.Array) -> jax.Array:
+        """[N, S, hidden] -> float32 logits [N, S, vocab]."""
+        x = self.norm(x)
+        if self.config.tie_word_embeddings:
+            return self.embedding.attend(x).astype(jnp.float32)
+        return self.lm_head(x).astype(jnp.float32)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Whole uncached block-causal pass: int32 [N, S] at positions 0..S-1 -> logits [N, S, V]."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            q, k, v = layer.pre(x, positions)
+            x = layer.post(x, attend_blocks(q, k, v, positions, self.config.block_size))
+        return self.head(x)
