@@ -6,6 +6,7 @@ permutation-invariant and the keys already carry RoPE, so only the valid length 
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import jax
@@ -15,7 +16,7 @@ Implementation = Literal["xla", "cudnn"]
 
 
 def pack(q: jax.Array, kv_heads: int) -> jax.Array:
-    """Packs the G query heads of a KV head with the S positions: [N, S, Hq, D] -> [N, G*S, Hkv, D]."""
+    """Packs a KV head's G query heads with the positions: [N, S, Hq, D] -> [N, S*G, Hkv, D]."""
     n, s, hq, d = q.shape
     group = hq // kv_heads
     return q.reshape(n, s, kv_heads, group, d).swapaxes(2, 3).reshape(n, s * group, kv_heads, d)
@@ -47,7 +48,7 @@ def _scores(packed: jax.Array, k: jax.Array) -> jax.Array:
     scores = jnp.einsum(
         "nshd,nrhd->nhsr", packed, k, precision=precision, preferred_element_type=jnp.float32
     )
-    return scores * (k.shape[-1] ** -0.5)
+    return scores / math.sqrt(k.shape[-1])
 
 
 def _weighted(weights: jax.Array, v: jax.Array) -> jax.Array:

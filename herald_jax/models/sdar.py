@@ -1,4 +1,4 @@
-"""SDAR and TraDo: a Qwen3-shaped decoder run block-causally (also Llama-shaped, without QK-norm)."""
+"""SDAR and TraDo: a Qwen3-shaped decoder run block-causally (Llama-shaped without QK-norm)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SdarModel(nnx.Module):
         return self.lm_head(x).astype(jnp.float32)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Whole uncached block-causal pass: int32 [N, S] at positions 0..S-1 -> logits [N, S, V]."""
+        """Whole uncached pass: int32 [N, S] at positions 0..S-1 -> float32 logits [N, S, vocab]."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         x = self.embed(tokens)
         for layer in self.layers:

@@ -1,0 +1,254 @@
+"""Hugging Face safetensors to a checkpoint of this project, one layer at a time.
+
+Host memory: the peak above what the process held before is at most ``memory_bound`` bytes,
+whatever the size of the network: a few copies of the largest Orbax item (one layer, the embedding,
+or the head), never the network.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints_convert.shards import Inventory, StoredTensor, take_inventory
+from herald_jax import checkpoint
+from herald_jax.checkpoint import CheckpointError
+from herald_jax.models import registry
+from herald_jax.models.config import ModelConfig
+
+#: Called with items done, items in all, and the item just written.
+Progress = Callable[[int, int, str], None]
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class ConversionError(ValueError):
+    """The tensors of a checkpoint are not those of its configuration.
+
+    Attributes:
+      missing, unexpected: tensor names.
+      misshaped: "name: stored shape, expected shape".
+      problems: what is wrong with the files themselves.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        missing: list[str],
+        unexpected: list[str],
+        misshaped: list[str],
+        problems: list[str],
+    ) -> None:
+        self.missing, self.unexpected = missing, unexpected
+        self.misshaped, self.problems = misshaped, problems
+        groups = {
+            "missing": missing,
+            "unexpected": unexpected,
+            "mis-shaped": misshaped,
+            "unreadable": problems,
+        }
+        counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group)
+        lines = [f"{source} does not match its config.json: {counts}"]
+        lines += [f"  {name}: {entry}" for name, group in groups.items() for entry in group]
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes:
+      tensors: tensors read; ``parameters``: numbers written; ``nbytes``: their bytes.
+      memory_bound: bytes of host memory the conversion may have added at its peak.
+      notes: what was decided where the checkpoint contradicts itself.
+    """
+
+    source: str
+    out: str
+    config: ModelConfig
+    dtype: str
+    tensors: int
+    parameters: int
+    nbytes: int
+    memory_bound: int
+    seconds: float
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a parameter comes from."""
+
+    tensor: StoredTensor
+    transpose: bool
+
+    def read(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """The parameter in its final layout; a view of the file if nothing has to change."""
+        view = self.tensor.view()
+        turned = view.T if self.transpose else view
+        return np.ascontiguousarray(turned, dtype=dtype)
+
+
+def convert(
+    src: str | Path,
+    out: str | Path,
+    *,
+    dtype: str = "bfloat16",
+    block_size: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Converts a Hugging Face checkpoint folder.
+
+    The folder's ``config.json`` is read as data; code that it names (``auto_map``) is neither
+    run nor copied. Tokenizer files and chat template are copied beside the arrays.
+
+    Args:
+      src: a folder with ``config.json`` and one or more safetensors files.
+      out: the checkpoint directory to create.
+      dtype: "bfloat16" or "float32", of the written arrays; bfloat16 sources are kept bit by bit.
+      block_size: B to decode with, instead of the checkpoint's own.
+      force: replace a checkpoint at ``out``.
+      progress: called after every item.
+
+    Raises:
+      CheckpointError: ``src`` cannot be read, ``out`` cannot be written, or ``dtype`` is unknown.
+      ValueError: the network is of no supported family or kind.
+      ConversionError: all missing, unexpected, mis-shaped and unreadable tensors, at once.
+    """
+    start = time.monotonic()
+    src, out = Path(src), Path(out)
+    checkpoint.check_dtype(dtype)
+    hf = _read_config(src)
+    config = registry.from_hf(hf, block_size=block_size)
+    try:
+        inventory = take_inventory(src)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot convert: {error}") from error
+    config, notes = _settle_head(config, inventory)
+    kind = jnp.dtype(dtype)
+    sources = _match(src, config, kind, inventory)
+    count = sum(int(np.prod(source.tensor.shape)) for source in sources.values())
+    items = checkpoint.by_item(sources)
+    with checkpoint.writing(out, force=force, needed_bytes=count * kind.itemsize) as writer:
+        for done, (item, paths) in enumerate(items.items(), start=1):
+            writer.put(item, {path: sources[path].read(kind) for path in paths})
+            if progress:
+                progress(done, len(items), item)
+        writer.describe(config, _settled(hf, config), dtype, src)
+    return ConversionReport(
+        source=str(src),
+        out=str(out),
+        config=config,
+        dtype=dtype,
+        tensors=len(sources),
+        parameters=count,
+        nbytes=count * kind.itemsize,
+        memory_bound=memory_bound(config, dtype),
+        seconds=round(time.monotonic() - start, 3),
+        notes=notes,
+    )
+
+
+def memory_bound(config: ModelConfig, dtype: str = "bfloat16") -> int:
+    """Bytes of host memory that a conversion adds at most: four of the largest item, and 64 MiB.
+
+    An item is held as views of the source file (at most 4 bytes a number), in its final layout,
+    and once more, compressed, by the array store.
+    """
+    kind = jnp.dtype(dtype)
+    shapes = registry.parameters(registry.abstract(config, kind))
+    sizes = [
+        sum(int(np.prod(shapes[path].shape)) for path in paths)
+        for paths in checkpoint.by_item(shapes).values()
+    ]
+    return 4 * max(sizes) * kind.itemsize + (64 << 20)
+
+
+def _read_config(src: Path) -> dict[str, Any]:
+    path = src / "config.json"
+    if not src.is_dir():
+        raise CheckpointError(f"{src} is not a folder; download the checkpoint first")
+    try:
+        hf = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{src} has no config.json, so it is no checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(hf, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return hf
+
+
+def _settle_head(config: ModelConfig, inventory: Inventory) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Lets the stored tensors decide whether the head is tied, where config.json says it is."""
+    head, embedding = inventory.tensors.get(_HEAD), inventory.tensors.get(_EMBEDDING)
+    if not config.tie_word_embeddings or head is None or embedding is None:
+        return config, ()
+    if _equal(head, embedding):
+        del inventory.tensors[_HEAD]
+        return config, (f"{_HEAD} equals the embedding: kept tied, stored once",)
+    note = f"config.json ties the head but {_HEAD} differs from the embedding: kept untied"
+    return replace(config, tie_word_embeddings=False), (note,)
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors hold the same numbers, a few rows at a time."""
+    if one.shape != other.shape:
+        return False
+    rows = max(1, (16 << 20) // max(1, one.nbytes // one.shape[0]))
+    return all(
+        np.array_equal(one.view()[row : row + rows], other.view()[row : row + rows])
+        for row in range(0, one.shape[0], rows)
+    )
+
+
+def _settled(hf: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """config.json as converted: what was decided here, and no reference to code."""
+    kept = {key: value for key, value in hf.items() if key != "auto_map"}
+    if isinstance(kept.get("herald"), dict):
+        kept["herald"] = {k: v for k, v in kept["herald"].items() if k != "block_size"}
+    return kept | {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+
+
+def _match(
+    src: Path, config: ModelConfig, kind: jnp.dtype, inventory: Inventory
+) -> dict[str, _Source]:
+    """Finds the tensor of every parameter.
+
+    Raises:
+      ConversionError: with everything that does not match.
+    """
+    family = registry.family_of(config)
+    sources: dict[str, _Source] = {}
+    missing, misshaped, expected = [], [], set()
+    for path, shape in registry.parameters(registry.abstract(config, kind)).items():
+        name, transpose = family.tensor_name(path)
+        expected.add(name)
+        wanted = tuple(reversed(shape.shape)) if transpose else shape.shape
+        tensor = inventory.tensors.get(name)
+        if tensor is None:
+            if name not in inventory.unreadable:
+                missing.append(name)
+        elif tensor.shape != wanted:
+            misshaped.append(f"{name}: has shape {list(tensor.shape)}, needs {list(wanted)}")
+        else:
+            sources[path] = _Source(tensor, transpose)
+    unexpected = sorted(set(inventory.tensors) - expected - inventory.unreadable)
+    if missing or unexpected or misshaped or inventory.problems:
+        raise ConversionError(src, missing, unexpected, misshaped, inventory.problems)
+    return sources

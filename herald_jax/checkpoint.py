@@ -1,0 +1,296 @@
+"""Checkpoints of this project: Orbax arrays, one item a layer, beside plain JSON descriptions.
+
+A checkpoint is a directory::
+
+    config.json             the network in Hugging Face's words
+    herald.json             format version, writer, dtype and every field of ModelConfig
+    tokenizer files         copied unchanged
+    params/embed            one Orbax item for the embedding,
+    params/layer_000 ...    one for each layer,
+    params/final            and one for the final norm and the head
+
+so that saving and restoring hold no more than one item in host memory. It is written under
+``<path>.partial`` and renamed at the end: what has the final name is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from herald_jax.models import registry
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.sdar import SdarModel
+
+FORMAT_VERSION = 1
+WRITER = "herald_jax 0.1"
+DTYPES = ("bfloat16", "float32")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+#: One sharding for every parameter, or a function of its dotted path and shape.
+Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written or read; the message is one sentence."""
+
+
+def item_of(path: str) -> str:
+    """The Orbax item that holds the parameter at a dotted path."""
+    first, _, rest = path.partition(".")
+    if first == "layers":
+        return f"layer_{int(rest.partition('.')[0]):03d}"
+    return "embed" if first == "embedding" else "final"
+
+
+def by_item(paths: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Dotted paths grouped by item."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(item_of(path), []).append(path)
+    return groups
+
+
+class Writer:
+    """Writes the items of one checkpoint; made by ``writing``."""
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self._folder, self._path = folder, path
+
+    def put(self, item: str, arrays: Mapping[str, Any]) -> None:
+        """Stores one item.
+
+        Args:
+          item: a name from ``item_of``.
+          arrays: dotted parameter path -> NumPy or JAX array.
+
+        Raises:
+          CheckpointError: the item cannot be written.
+        """
+        with _storing(self._path):
+            _orbax().save(self._folder.absolute() / "params" / item, dict(arrays))
+
+    def describe(
+        self, config: ModelConfig, hf_config: Mapping[str, Any], dtype: str, tokenizer: Path | None
+    ) -> None:
+        """Writes the JSON descriptions and copies the tokenizer's files from a folder.
+
+        Raises:
+          CheckpointError: a file cannot be written.
+        """
+        header = {
+            "format": FORMAT_VERSION,
+            "writer": WRITER,
+            "dtype": dtype,
+            "model": dataclasses.asdict(config),
+        }
+        with _storing(self._path):
+            _write_json(self._folder / "config.json", hf_config)
+            for name in TOKENIZER_FILES:
+                if tokenizer is not None and (tokenizer / name).is_file():
+                    shutil.copyfile(tokenizer / name, self._folder / name)
+            _write_json(self._folder / "herald.json", header)
+
+
+@contextmanager
+def writing(path: str | Path, *, force: bool = False, needed_bytes: int = 0) -> Iterator[Writer]:
+    """Opens a checkpoint for writing; it appears under ``path`` when the block ends well.
+
+    Args:
+      path: the directory to create.
+      force: replace a checkpoint that is already there (never a directory of another kind).
+      needed_bytes: refuse at once if the disk has less room than this.
+
+    Raises:
+      CheckpointError: ``path`` exists, cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    if path.exists() and not force:
+        raise CheckpointError(f"{path} already exists; choose another directory or use force")
+    if path.exists() and not (path / "herald.json").is_file():
+        raise CheckpointError(
+            f"{path} exists and is not a checkpoint, so force will not replace it"
+        )
+    try:
+        with _storing(path):
+            # What a killed writer left behind is never continued: it may end in half an item.
+            if partial.exists():
+                shutil.rmtree(partial)
+            (partial / "params").mkdir(parents=True)
+            free = shutil.disk_usage(partial).free
+        if free < needed_bytes:
+            raise CheckpointError(
+                f"{path} needs {needed_bytes / 1e9:.1f} GB but only {free / 1e9:.1f} GB are free"
+            )
+        yield Writer(partial, path)
+        with _storing(path):
+            if path.exists():
+                shutil.rmtree(path)
+            os.replace(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def save(
+    path: str | Path,
+    config: ModelConfig,
+    model: SdarModel,
+    *,
+    hf_config: Mapping[str, Any] | None = None,
+    tokenizer: str | Path | None = None,
+    force: bool = False,
+) -> None:
+    """Writes a network, item by item.
+
+    Args:
+      path: the directory to create.
+      config: its configuration.
+      model: the network; all its parameters share one dtype.
+      hf_config: what ``config.json`` shall say; made from ``config`` if not given.
+      tokenizer: a folder whose tokenizer files are copied beside.
+      force: replace a checkpoint that is already there.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be written.
+    """
+    values = registry.parameters(model)
+    dtype = str(values["norm.scale"].dtype)
+    size = sum(int(value.nbytes) for value in values.values())
+    with writing(path, force=force, needed_bytes=size) as writer:
+        for item, paths in by_item(values).items():
+            writer.put(item, {name: values[name] for name in paths})
+        folder = None if tokenizer is None else Path(tokenizer)
+        writer.describe(config, hf_config or registry.to_hf(config), dtype, folder)
+
+
+def read_config(path: str | Path) -> tuple[ModelConfig, str]:
+    """The configuration and the stored dtype of a checkpoint, without its arrays.
+
+    Raises:
+      CheckpointError: ``path`` is not a checkpoint of this format.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; make it with `herald convert SRC {path}`")
+    header_path = path / "herald.json"
+    if not header_path.is_file():
+        convert = (
+            f"; it is a Hugging Face checkpoint: convert it with `herald convert {path} OUT`"
+            if (path / "config.json").is_file()
+            else ""
+        )
+        raise CheckpointError(f"{path} is not a herald checkpoint (no herald.json){convert}")
+    try:
+        header = json.loads(header_path.read_text())
+        if header["format"] != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path} has checkpoint format {header['format']}; this version reads "
+                f"{FORMAT_VERSION}: convert it again"
+            )
+        fields = dict(header["model"])
+        fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+        config = ModelConfig(**fields)
+        dtype = header["dtype"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{header_path} cannot be read: {_first_line(error)}") from error
+    registry.check(config)
+    return config, str(dtype)
+
+
+def load(
+    path: str | Path, *, dtype: str | None = None, sharding: Placement | None = None
+) -> tuple[ModelConfig, SdarModel]:
+    """Restores a network straight onto its devices, item by item.
+
+    Args:
+      path: a checkpoint directory.
+      dtype: "bfloat16" or "float32"; the stored one if not given.
+      sharding: where parameters go; the first device if not given.
+
+    Returns:
+      The configuration and the network.
+
+    Raises:
+      CheckpointError: there is no whole checkpoint at ``path``, or ``dtype`` is unknown.
+    """
+    path = Path(path).absolute()
+    config, stored = read_config(path)
+    check_dtype(dtype or stored)
+    kind = jnp.dtype(dtype or stored)
+    place = sharding or SingleDeviceSharding(jax.devices()[0])
+    shapes = registry.parameters(registry.abstract(config, kind))
+    values: dict[str, jax.Array] = {}
+    for item, paths in by_item(shapes).items():
+        wanted = {
+            name: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+                shapes[name].shape,
+                kind,
+                sharding=place if isinstance(place, Sharding) else place(name, shapes[name].shape),
+            )
+            for name in paths
+        }
+        try:
+            restore = ocp.args.PyTreeRestore(
+                item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)
+            )
+            values.update(_orbax().restore(path / "params" / item, args=restore))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged: params/{item} cannot be restored "
+                f"({_first_line(error)}); convert it again"
+            ) from error
+    return config, registry.assemble(config, kind, values)
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuses a dtype that checkpoints do not hold.
+
+    Raises:
+      CheckpointError: naming the ones they do.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is not supported; use {' or '.join(DTYPES)}")
+
+
+def _orbax() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Turns what the disk or the array store (which raises ValueError) says into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or _first_line(error)
+        raise CheckpointError(f"{path} cannot be written: {reason}") from error

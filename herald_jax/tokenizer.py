@@ -1,0 +1,189 @@
+"""Text to token ids and back, from the tokenizer files beside a checkpoint.
+
+Tokenizers are data: nothing is fetched and no code that a checkpoint ships is run, whatever its
+``auto_map`` says. Text that a user wrote never becomes the mask token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from herald_jax.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Tokenizer:
+    """A byte-level BPE tokenizer with the reserved tokens of one network."""
+
+    def __init__(self, backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+        """Wraps a loaded tokenizer; ``from_directory`` is the usual way.
+
+        Raises:
+          ValueError: the tokenizer and the network disagree.
+        """
+        self._backend = backend
+        self._config = config
+        added = backend.added_tokens_decoder
+        largest = max([len(backend) - 1, *added])
+        if largest >= config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has token id {largest} but the network's vocabulary ends at "
+                f"{config.vocab_size - 1}: tokenizer and checkpoint do not belong together"
+            )
+        masks = {str(token) for i, token in added.items() if i == config.mask_token_id}
+        special = {str(token) for token in added.values() if token.special}
+        self._mask_text = _any_of(masks)
+        self._special_text = _any_of(masks | special)
+
+    @classmethod
+    def from_directory(cls, path: str | Path, config: ModelConfig) -> Tokenizer:
+        """Loads ``tokenizer.json``, or else ``vocab.json`` and ``merges.txt``, of a directory.
+
+        Args:
+          path: a checkpoint directory.
+          config: the network the ids are for.
+
+        Raises:
+          ValueError: the files are missing, unreadable, or belong to another network.
+        """
+        path = Path(path)
+        files = ("tokenizer.json",), ("vocab.json", "merges.txt")
+        if not any(all((path / name).is_file() for name in group) for group in files):
+            raise ValueError(
+                f"{path} has no tokenizer: it needs tokenizer.json, or vocab.json and merges.txt"
+            )
+        # Imported late: it takes seconds, and most of the package does without text.
+        from transformers import (  # type: ignore[attr-defined]
+            PreTrainedTokenizerFast,
+            Qwen2TokenizerFast,
+        )
+
+        kind = PreTrainedTokenizerFast if (path / files[0][0]).is_file() else Qwen2TokenizerFast
+        try:
+            backend = kind.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            # The tokenizers library raises bare Exception for malformed files.
+            raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
+        return cls(backend, config)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with nothing added before or after.
+
+        Special tokens written out in the text count as such, except the mask token, whose
+        literal becomes ordinary characters.
+
+        Raises:
+          ValueError: the text would still give the mask token.
+        """
+        return self._encode(*_fence(text, self._mask_text))
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, enable_thinking: bool | None = None
+    ) -> list[int]:
+        """Token ids of a conversation, ending where the assistant's answer begins.
+
+        Only the chat template writes special tokens: what stands in the messages is text.
+
+        Args:
+          messages: each with "role" and "content" (both strings), oldest first.
+          enable_thinking: handed to templates that know it; left out if None.
+
+        Raises:
+          ValueError: there is no chat template, or it refuses the messages.
+        """
+        if self._backend.chat_template is None:
+            raise ValueError(
+                "the checkpoint has no chat template (chat_template.jinja): use a plain prompt"
+            )
+        for index, message in enumerate(messages):
+            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+                raise ValueError(f'message {index} needs "role" and "content", both strings')
+        everything = "".join(message["content"] for message in messages)
+        _, fence = _fence(everything, self._special_text)
+        fenced = [
+            {**message, "content": _fence(message["content"], self._special_text, fence)[0]}
+            for message in messages
+        ]
+        options: dict[str, Any] = (
+            {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        )
+        try:
+            text = self._backend.apply_chat_template(
+                fenced, tokenize=False, add_generation_prompt=True, **options
+            )
+        except Exception as error:
+            # Templates are programs of their own and raise what they like.
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        return self._encode(str(text), fence)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids, without special tokens unless asked for."""
+        text = self._backend.decode(
+            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
+        """Accepts raw prompt ids.
+
+        Raises:
+          ValueError: an id is the mask token, outside the vocabulary, or not an integer.
+        """
+        return check_ids(ids, self._config)
+
+    def _encode(self, text: str, fence: str) -> list[int]:
+        """Encodes the pieces between fences separately, so that no token spans one."""
+        ids: list[int] = []
+        for piece in filter(None, text.split(fence)):
+            ids += self._backend.encode(piece, add_special_tokens=False)
+        if self._config.mask_token_id in ids:
+            # Reached through text that the tokenizer's normaliser turns into the literal.
+            raise ValueError("the prompt contains a form of the mask token: remove it")
+        return ids
+
+
+def check_ids(ids: Sequence[int], config: ModelConfig) -> list[int]:
+    """Raw prompt ids as a list, if a network can take them.
+
+    Raises:
+      ValueError: an id is the mask token, outside the vocabulary, or not an integer.
+    """
+    for index, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ValueError(f"prompt_ids[{index}] must be an integer, not {token!r}")
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(
+                f"prompt_ids[{index}] = {token} is outside the vocabulary of {config.vocab_size}"
+            )
+        if token == config.mask_token_id:
+            raise ValueError(f"prompt_ids[{index}] = {token} is the reserved mask token: remove it")
+    return list(ids)
+
+
+def _any_of(literals: set[str]) -> re.Pattern[str]:
+    """Matches any of the literals, the longest first; nothing if there are none."""
+    longest_first = sorted(literals, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _fence(text: str, reserved: re.Pattern[str], fence: str | None = None) -> tuple[str, str]:
+    """Puts a fence around every character of every reserved literal.
+
+    Args:
+      text: what a user wrote.
+      reserved: the literals to take apart.
+      fence: the fence; a private-use character that ``text`` lacks, if not given.
+
+    Returns:
+      The fenced text and the fence.
+    """
+    fence = fence or next(chr(c) for c in range(0xF0000, 0xFFFFE) if chr(c) not in text)
+    marked = fence
+    return reserved.sub(lambda match: marked + marked.join(match[0]) + marked, text), fence
