@@ -1,4 +1,4 @@
-"""Where an answer ends: stop tokens, stop strings and the length limit, on generated tokens only."""
+"""Where an answer ends: stop tokens, stop strings, the length limit; on generated tokens only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""The slots of a batch, as the arrays that programs and selections take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import jax.numpy as jnp
+import numpy as np
+
+from herald_jax.diffusion.sampling import Sampling
+from herald_jax.engine.config import GenerationConfig
+from herald_jax.engine.request import Slot
+from herald_jax.engine.step_programs import BlockState, Decoding
+from herald_jax.kv.budget import Budget
+from herald_jax.kv.device_cache import CacheShape
+from herald_jax.selection import SelectionJob
+
+
+class Batch:
+    """N slots that share denoising steps; every per-request quantity is an array over them."""
+
+    def __init__(self, shape: CacheShape, mask_id: int, budget: Budget, sinks: int) -> None:
+        self.shape, self.mask_id, self.budget, self.sinks = shape, mask_id, budget, sinks
+        self.slots: list[Slot | None] = [None] * shape.slots
+
+    def active(self) -> Iterator[tuple[int, Slot]]:
+        """Slots that hold a request, with their index."""
+        return ((n, slot) for n, slot in enumerate(self.slots) if slot is not None)
+
+    def free(self) -> list[int]:
+        """Indices of empty slots."""
+        return [n for n, slot in enumerate(self.slots) if slot is None]
+
+    def per_slot(self, value: Callable[[Slot], int], empty: int = 0) -> np.ndarray:
+        """int32 [N] of a quantity of each slot."""
+        return np.array([empty if s is None else value(s) for s in self.slots], np.int32)
+
+    def state(self) -> BlockState:
+        """Every slot's block before its first step; empty slots hold [MASK]s at position 0."""
+        block, size = self.shape.block_size, self.shape.slots
+        tokens = np.full((size, block), self.mask_id, np.int32)
+        masked = np.zeros((size, block), bool)
+        for n, slot in self.active():
+            tokens[n], masked[n] = slot.block(block, self.mask_id)
+        start = self.per_slot(lambda slot: slot.start)
+        return BlockState(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(start))
+
+    def pool_rows(self) -> np.ndarray:
+        """int32 [N], pool rows in use at step 0: the own block alone where there is no prefix."""
+        block = self.shape.block_size
+        return self.per_slot(
+            lambda slot: 2 * block + slot.selected if slot.start else block, empty=block
+        )
+
+    def kept_rows(self) -> np.ndarray:
+        """int32 [N], pool rows in use once step 0 has refined the candidates."""
+        block = self.shape.block_size
+        return self.per_slot(
+            lambda slot: 2 * block + min(slot.selected, self._kept(slot)) if slot.start else block,
+            empty=block,
+        )
+
+    def _kept(self, slot: Slot) -> int:
+        return self.budget.entries(max(0, slot.start - self.shape.block_size))
+
+    def kept_budget(self) -> np.ndarray:
+        """int32 [N], K_r of the block being denoised."""
+        return self.per_slot(self._kept)
+
+    def decoding(self, generation: GenerationConfig) -> Decoding:
+        """Generation parameters as arrays over slots."""
+        size, block = self.shape.slots, self.shape.block_size
+
+        def full(value: float, dtype: type) -> jnp.ndarray:
+            return jnp.full(size, value, dtype)
+
+        return Decoding(
+            threshold=full(generation.threshold, jnp.float32),
+            steps=full(generation.steps or block, jnp.int32),
+            sampling=Sampling(
+                full(generation.temperature, jnp.float32),
+                full(generation.top_k, jnp.int32),
+                full(generation.top_p, jnp.float32),
+                jnp.asarray([0 if s is None else s.seed for s in self.slots], jnp.uint32),
+            ),
+        )
+
+    def job(self, candidates_ratio: float) -> SelectionJob | None:
+        """Selection for the block after the current one; None where no slot needs any.
+
+        Finished, empty and last-block slots take no part. Rows before the current block are
+        committed and may be selected; the draft's rows enter the softmax only.
+        """
+        shape, block = self.shape, self.shape.block_size
+        part = [
+            slot is not None and slot.booking is not None and not slot.is_last(block)
+            for slot in self.slots
+        ]
+        start = self.per_slot(lambda slot: slot.start)
+        select_len = np.where(part, start, 0).astype(np.int32)
+        if not any(part):
+            return None
+        budget = np.array([self.budget.entries(int(n)) for n in select_len], np.int32)
+        fetched = np.minimum(np.ceil(budget * candidates_ratio), select_len).astype(np.int32)
+        nothing = np.zeros((shape.kv_heads, 0, 2, shape.head_dim), shape.dtype)
+        extents = [
+            [
+                slot.booking.extents[layer]
+                if slot is not None and slot.booking is not None and n
+                else nothing
+                for slot, n in zip(self.slots, select_len, strict=True)
+            ]
+            for layer in range(shape.sparse_layers)
+        ]
+        rows = (shape.sparse_layers, shape.slots, shape.kv_heads, max(shape.candidates, 1))
+        return SelectionJob(
+            extents=extents,
+            start=start,
+            attend_len=np.where(select_len > 0, start + block, 0).astype(np.int32),
+            select_len=select_len,
+            budget=budget,
+            candidates=fetched,
+            seeds=np.array([0 if s is None else s.seed for s in self.slots], np.uint32),
+            indices=np.full(rows, -1, np.int32),
+            status=np.zeros(shape.slots, np.int32),
+            sinks=self.sinks,
+        )

@@ -1,0 +1,119 @@
+"""What a user sets: how the engine runs, and how it generates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from herald_jax.diffusion.accept import AcceptRule, Compare, Fallback, Strategy
+from herald_jax.diffusion.sampling import Confidence
+from herald_jax.kv.budget import Budget
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs.
+
+    Attributes:
+      method: "auto" (dense while the KV cache fits the device, herald-draft beyond), "dense", or
+        a selector's name.
+      budget: selected entries per KV head in the sparse layers.
+      exact_layers: leading layers that keep their full KV on the device; None takes the model's.
+      max_batch: slots, requests decoded together.
+      max_context: longest prompt + answer in tokens; None fits the requests at hand.
+      prefill_chunk: prompt tokens per prefill program (rounded to whole blocks).
+      layer_group: layers per program of the main stream; None runs a kind's layers as one.
+      retrieval_streams: part-batches that alternate between host and device; None picks 2 on an
+        accelerator and 1 on the CPU.
+      threads: host kernel threads; None takes what affinity and the cgroup's quota allow.
+      device_memory, host_memory: limits in bytes; None takes what there is.
+      sinks: leading positions that are always selected.
+      timeout: seconds any single wait may take before the requests concerned fail.
+      trace: record a timeline of both streams.
+    """
+
+    method: str = "auto"
+    budget: Budget = field(default_factory=Budget)
+    exact_layers: int | None = None
+    max_batch: int = 8
+    max_context: int | None = None
+    prefill_chunk: int = 512
+    layer_group: int | None = None
+    retrieval_streams: int | None = None
+    threads: int | None = None
+    device_memory: int | None = None
+    host_memory: int | None = None
+    sinks: int = 4
+    timeout: float = 600.0
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ["max_batch", "prefill_chunk", "timeout"]
+        optional = ["max_context", "layer_group", "retrieval_streams", "threads"]
+        optional += ["device_memory", "host_memory"]
+        positive += [name for name in optional if getattr(self, name) is not None]
+        for name in positive:
+            if not getattr(self, name) > 0:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} {getattr(self, name)} is not positive: give 1 or more")
+        if self.exact_layers is not None and self.exact_layers < 0:
+            raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")
+        if self.sinks < 0:
+            raise ValueError(f"sinks {self.sinks} is negative: give 0 or more")
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How tokens are accepted and where an answer ends.
+
+    Attributes:
+      max_new_tokens: tokens generated at most, per request unless the request says otherwise.
+      threshold: confidence above which a position is accepted ("dynamic").
+      steps: T, denoising steps per block; alone it means exactly B / T positions a step ("static").
+      strategy: "dynamic" or "static"; None follows from ``steps``.
+      temperature: 0 is greedy. ``top_k`` 0 and ``top_p`` 1 are off.
+      seed: with temperature, the seed of every request; draws depend on it, the block and the step.
+      stop: strings that end an answer and are cut from it.
+      stop_token_ids: ids that end an answer; None takes the model's.
+      compare, fallback, confidence: named differences between published engines.
+      ban_mask: the [MASK] token is never proposed.
+    """
+
+    max_new_tokens: int = 256
+    threshold: float = 0.95
+    steps: int | None = None
+    strategy: Strategy | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] | None = None
+    compare: Compare = "gt"
+    fallback: Fallback = "most_confident"
+    confidence: Confidence = "unfiltered"
+    ban_mask: bool = True
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.max_new_tokens >= 1, "--max-new-tokens", self.max_new_tokens, "1 or more"),
+            (0 <= self.threshold <= 1, "--threshold", self.threshold, "a number from 0 to 1"),
+            (self.steps is None or self.steps >= 1, "--steps", self.steps, "1 or more"),
+            (self.temperature >= 0, "--temperature", self.temperature, "0 (greedy) or more"),
+            (self.top_k >= 0, "--top-k", self.top_k, "0 (off) or more"),
+            (0 < self.top_p <= 1, "--top-p", self.top_p, "a number above 0, 1 is off"),
+            (0 <= self.seed < 2**32, "--seed", self.seed, "a number from 0 to 2**32 - 1"),
+        ]
+        for good, flag, value, wanted in checks:
+            if not good:
+                raise ValueError(f"{flag} {value} cannot be used: give {wanted}")
+        if self.confidence not in ("unfiltered", "filtered"):
+            raise ValueError(
+                f"confidence {self.confidence!r} is unknown: use one of unfiltered, filtered"
+            )
+        _ = self.rule
+
+    @property
+    def rule(self) -> AcceptRule:
+        """The acceptance rule these options name."""
+        strategy = self.strategy or ("static" if self.steps else "dynamic")
+        return AcceptRule(strategy, self.compare, self.fallback)

@@ -1,0 +1,238 @@
+"""The main stream: denoises the current block of every slot and swaps pools at the boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from herald_jax.diffusion.draft import draft
+from herald_jax.engine.errors import EngineError, WaitTimeout
+from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.step_programs import BlockState, Decision, Decoding, StepPrograms
+from herald_jax.engine.timeline import Timeline
+from herald_jax.kv.device_cache import Buffer, DeviceCache
+from herald_jax.kv.transfer import start_fetch
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """What the selector wants from the main stream, and whom to tell.
+
+    Attributes:
+      draft: run step 1 over 2B tokens and hand over the draft's KV and the representative.
+      queries: capture the merged queries of step 0.
+      begin: called once with (representative, drafts, queries) as soon as they are queued.
+    """
+
+    draft: bool
+    queries: bool
+    begin: Callable[[jax.Array | None, list[Buffer] | None, list[jax.Array] | None], None]
+
+
+def wait_ready(array: jax.Array, timeout: float, what: str) -> None:
+    """Waits for an array of the device, but not for ever.
+
+    Raises:
+      WaitTimeout: after ``timeout`` seconds, naming ``what`` was waited for.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 1e-5
+    while not array.is_ready():
+        if time.monotonic() > deadline:
+            raise WaitTimeout(f"waited {timeout:g} s for {what}")
+        time.sleep(pause)
+        pause = min(pause * 2, 2e-4)
+
+
+class MainStream:
+    """Runs the step programs over the device's cache."""
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        programs: StepPrograms,
+        cache: DeviceCache,
+        *,
+        layer_group: int | None,
+        timeout: float,
+        timeline: Timeline,
+    ) -> None:
+        self.stack, self.programs, self.cache = stack, programs, cache
+        self.timeout, self.timeline = timeout, timeline
+        exact = cache.shape.exact_layers
+        self.exact_groups = stack.groups(0, exact, layer_group)
+        self.pool_groups = stack.groups(exact, len(stack), layer_group)
+        self.block = programs.block
+        self._pair_inputs = jax.jit(self._pair)
+        self._swap = jax.jit(self._swapped, donate_argnums=0)
+
+    def _pair(self, state: BlockState, argmax: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tokens and positions [N, 2B + 1]: denoising group, draft group, representative."""
+        b, positions = self.block, state.positions
+        mask_id = jnp.full_like(state.start, self.programs.config.mask_token_id)
+        drafted = draft(state.tokens, state.masked, argmax)
+        tokens = jnp.concatenate([state.tokens, drafted, mask_id[:, None]], axis=1)
+        centre = (state.start + b + b // 2)[:, None]
+        return tokens, jnp.concatenate([positions, positions, centre], axis=1)
+
+    def _swapped(
+        self, idle: list[Buffer], active: list[Buffer]
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """The idle pool with the committed block as its tail, and the committed rows."""
+        b = self.block
+        committed = [(k[:, :b], v[:, :b]) for k, v in active]
+
+        def with_tail(buffer: jax.Array, rows: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice(buffer, rows, (0, b, 0, 0))
+
+        pool = [
+            (with_tail(k, ck), with_tail(v, cv))
+            for (k, v), (ck, cv) in zip(idle, committed, strict=True)
+        ]
+        return pool, committed
+
+    def swap(self, idle: Sequence[Buffer]) -> list[Buffer]:
+        """Makes the idle pool active; returns the committed block's rows of every sparse layer."""
+        self.cache.pool, committed = self._swap(list(idle), self.cache.pool)
+        for rows in committed:
+            start_fetch(rows)
+        return committed
+
+    def denoise(
+        self,
+        state: BlockState,
+        decoding: Decoding,
+        pool_rows: np.ndarray,
+        kept_rows: np.ndarray,
+        budget: np.ndarray,
+        lookahead: Lookahead | None,
+    ) -> tuple[np.ndarray, int]:
+        """Denoises the block of every slot until nothing is masked, and commits its KV.
+
+        "Any mask left?" of step s is read after step s + 1 was queued. A forward over a block
+        that was already clean changes no token and leaves the KV of the final tokens: it is the
+        commit (its draft half, should it be step 1, only informs selection).
+
+        Args:
+          state: the block before step 0.
+          pool_rows: int32 [N], rows in use at step 0; ``kept_rows``: at later steps.
+          budget: int32 [N], entries kept where step 0 refines candidates.
+          lookahead: what to prepare for the retrieval stream, or None.
+
+        Returns:
+          tokens int32 [N, B] and the number of forward passes, commit included.
+        """
+        previous: jax.Array | None = None
+        argmax = state.tokens
+        for step in range(self.block + 2):
+            lengths = jnp.asarray(pool_rows if step == 0 else kept_rows)
+            with self.timeline.span("main", "queue"):
+                if step == 0:
+                    decision = self._first(state, decoding, lengths, budget, lookahead)
+                elif step == 1 and lookahead is not None and lookahead.draft:
+                    decision = self._pair_step(state, argmax, decoding, lengths, lookahead)
+                else:
+                    decision = self._plain(state, decoding, lengths, step)
+            decision.any_masked.copy_to_host_async()
+            if previous is not None:
+                with self.timeline.span("main", "denoise"):
+                    wait_ready(previous, self.timeout, f"denoising step {step - 1}")
+                if not bool(previous):
+                    with self.timeline.span("main", "commit"):
+                        wait_ready(decision.any_masked, self.timeout, "the commit pass")
+                    return np.asarray(state.tokens), step + 1
+            previous, argmax = decision.any_masked, decision.argmax
+            state = BlockState(decision.tokens, decision.masked, state.start)
+        raise EngineError(
+            f"a block of {self.block} tokens still has masked positions after {self.block + 1} "
+            "steps; this cannot happen while the [MASK] token is banned (ban_mask)"
+        )
+
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        return self.stack.on_shell(self.programs.embed)(tokens)
+
+    def _decide(self, x: jax.Array, state: BlockState, decoding: Decoding, step: int) -> Decision:
+        return self.stack.on_shell(self.programs.decide)(x, state, decoding, np.int32(step))
+
+    def _exact(self, x: jax.Array, state: BlockState) -> jax.Array:
+        lengths = state.start + self.block
+        for group in self.exact_groups:
+            program = self.stack.on_layers(self.programs.exact_step, group, donate=[0])
+            part = slice(group.first, group.last)
+            x, self.cache.exact[part] = program(self.cache.exact[part], x, state.positions, lengths)
+        return x
+
+    def _plain(
+        self, state: BlockState, decoding: Decoding, lengths: jax.Array, step: int
+    ) -> Decision:
+        x = self._exact(self._embed(state.tokens), state)
+        for group, part in self._pool_parts():
+            program = self.stack.on_layers(self.programs.pool_step, group, donate=[0])
+            x, self.cache.pool[part] = program(self.cache.pool[part], x, state.positions, lengths)
+        return self._decide(x, state, decoding, step)
+
+    def _first(
+        self,
+        state: BlockState,
+        decoding: Decoding,
+        lengths: jax.Array,
+        budget: np.ndarray,
+        lookahead: Lookahead | None,
+    ) -> Decision:
+        shape = self.cache.shape
+        refines = shape.candidates > shape.selected
+        queries: list[jax.Array] | None = None
+        if refines or (lookahead is not None and lookahead.queries):
+            queries = []
+            x = self._exact(self._embed(state.tokens), state)
+            for group, part in self._pool_parts():
+                program = self.stack.on_layers(
+                    self.programs.first_step, group, donate=[] if refines else [0]
+                )
+                x, self.cache.pool[part], merged = program(
+                    self.cache.pool[part], x, state.positions, lengths, state.masked, budget
+                )
+                queries += merged
+            decision = self._decide(x, state, decoding, 0)
+        else:
+            decision = self._plain(state, decoding, lengths, 0)
+        if lookahead is not None and not lookahead.draft:
+            if queries is not None:
+                start_fetch(queries)
+            lookahead.begin(None, None, queries)
+        return decision
+
+    def _pair_step(
+        self,
+        state: BlockState,
+        argmax: jax.Array,
+        decoding: Decoding,
+        lengths: jax.Array,
+        lookahead: Lookahead,
+    ) -> Decision:
+        tokens, positions = self._pair_inputs(state, argmax)
+        x = self._embed(tokens)
+        for group in self.exact_groups:
+            program = self.stack.on_layers(self.programs.exact_pair, group, donate=[0])
+            part = slice(group.first, group.last)
+            x, self.cache.exact[part] = program(self.cache.exact[part], x, positions, state.start)
+        width = 2 * self.block
+        representative, x, positions = x[:, width:], x[:, :width], positions[:, :width]
+        drafts: list[Buffer] = []
+        for group, part in self._pool_parts():
+            program = self.stack.on_layers(self.programs.pool_pair, group, donate=[0])
+            x, self.cache.pool[part], rows = program(self.cache.pool[part], x, positions, lengths)
+            drafts += rows
+        for pair in drafts:
+            start_fetch(pair)
+        lookahead.begin(representative, drafts, None)
+        return self._decide(x, state, decoding, 1)
+
+    def _pool_parts(self) -> list[tuple[object, slice]]:
+        exact = self.cache.shape.exact_layers
+        return [(g, slice(g.first - exact, g.last - exact)) for g in self.pool_groups]

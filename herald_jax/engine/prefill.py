@@ -1,0 +1,163 @@
+"""Prefill: reads one prompt in chunks, fills the full pool, selects for the first block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+import host_kernels
+from herald_jax.engine.main_stream import wait_ready
+from herald_jax.engine.prefill_programs import PrefillPrograms, place
+from herald_jax.engine.request import Slot
+from herald_jax.engine.stack import LayerGroup, LayerStack
+from herald_jax.engine.timeline import Timeline
+from herald_jax.kv.budget import Budget
+from herald_jax.kv.device_cache import Buffer, DeviceCache, zeros
+from herald_jax.kv.transfer import start_fetch
+from herald_jax.selection import Selector
+
+
+class Prefill:
+    """Prepares a slot for its first generated block.
+
+    The prompt's whole blocks run block-causally in chunks of fixed size over a buffer of one
+    request; each sparse layer's KV goes to the full pool while the next chunk computes. Then the
+    first generated block runs once as it will be decoded, and its masked rows select.
+    """
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        programs: PrefillPrograms,
+        cache: DeviceCache,
+        *,
+        selector: Selector | None,
+        budget: Budget,
+        chunk: int,
+        layer_group: int | None,
+        timeout: float,
+        timeline: Timeline,
+    ) -> None:
+        self.stack, self.programs, self.cache = stack, programs, cache
+        self.selector, self.budget = selector, budget
+        self.timeout, self.timeline = timeout, timeline
+        shape, block = cache.shape, programs.block
+        self.chunk = max(1, min(chunk, shape.rows) // block) * block
+        exact = shape.exact_layers
+        self.exact_groups = stack.groups(0, exact, layer_group)
+        self.sparse_groups = stack.groups(exact, len(stack), layer_group)
+        self._place = jax.jit(place, donate_argnums=0)
+
+    def buffer_rows(self, need: int) -> int:
+        """Rows of the request's buffer: the chunk size doubled until ``need`` fits."""
+        rows = self.chunk
+        while rows < need:
+            rows *= 2
+        return rows
+
+    def run(self, index: int, slot: Slot) -> None:
+        """Fills slot ``index`` of the device's cache and the slot's booking.
+
+        Sets ``slot.start`` to the first generated block and ``slot.selected`` to the number of
+        rows its pool holds.
+
+        Raises:
+          WaitTimeout: a device program did not end in time.
+        """
+        block = self.programs.block
+        prompt = slot.request.prompt_ids
+        whole = len(prompt) // block * block
+        slot.start, slot.selected = whole, 0
+        if whole == 0:
+            return
+        with self.timeline.span("main", "prefill"):
+            buffers = self._read(prompt[:whole], slot)
+            exact = self.cache.shape.exact_layers
+            at = np.int32(index)
+            self.cache.exact = self._place(self.cache.exact, buffers[:exact], at)
+            if self.cache.shape.sparse_layers:
+                pools = self._select(slot, buffers)
+                self.cache.pool = self._place(self.cache.pool, pools, at)
+
+    def _read(self, tokens: np.ndarray, slot: Slot) -> list[Buffer]:
+        shape, block = self.cache.shape, self.programs.block
+        rows = self.buffer_rows(len(tokens) + block)
+        buffers = zeros(
+            len(self.stack), shape.buffer_shape(rows, 1), shape.dtype, self.cache.device
+        )
+        pending: tuple[int, list[Buffer]] | None = None
+        for start in range(0, len(tokens), self.chunk):
+            part = np.zeros((1, self.chunk), np.int32)
+            part[0, : len(tokens) - start] = tokens[start : start + self.chunk]
+            x = self.stack.on_shell(_embed)(part)
+            fresh: list[Buffer] = []
+            for group in self.exact_groups + self.sparse_groups:
+                program = self.stack.on_layers(self.programs.chunk, group, donate=[0])
+                cut = slice(group.first, group.last)
+                x, buffers[cut], written = program(buffers[cut], x, np.int32(start))
+                fresh += written
+            fresh = fresh[shape.exact_layers :]
+            for pair in fresh:
+                start_fetch(pair)
+            if pending is not None:
+                self._store(slot, len(tokens), *pending)
+            pending = start, fresh
+        if pending is not None:
+            self._store(slot, len(tokens), *pending)
+        return buffers
+
+    def _store(self, slot: Slot, length: int, start: int, rows: Sequence[Buffer]) -> None:
+        """Writes one chunk's KV of the sparse layers to the slot's booking."""
+        if slot.booking is None:
+            return
+        count = np.array([min(self.chunk, length - start)], np.int32)
+        for extent, (k, v) in zip(slot.booking.extents, rows, strict=True):
+            wait_ready(v, self.timeout, f"prefill of request {slot.request.id}")
+            host_kernels.store(
+                [extent], np.array([start], np.int32), count, np.asarray(k), np.asarray(v)
+            )
+
+    def _select(self, slot: Slot, buffers: Sequence[Buffer]) -> list[Buffer]:
+        shape, block = self.cache.shape, self.programs.block
+        tokens, masked = slot.block(block, self.programs.config.mask_token_id)
+        start = np.int32(slot.start)
+        select_len = max(0, slot.start - block)
+        slot.selected = self.budget.entries(select_len)
+        x = self.stack.on_shell(_embed)(tokens[None])
+        for group in self.exact_groups:
+            program = self.stack.on_layers(self.programs.first_block_exact, group)
+            x = program(buffers[group.first : group.last], x, start)
+        pools: list[Buffer] = []
+        for group in self.sparse_groups:
+            program = self.stack.on_layers(self.programs.first_block, group)
+            rows = buffers[group.first][0].shape[1]
+            x, fresh = program(
+                buffers[group.first : group.last],
+                x,
+                start,
+                masked[None],
+                np.int32(select_len),
+                self._scores(group, rows, select_len, slot.seed),
+            )
+            pools += fresh
+        assert len(pools) == shape.sparse_layers
+        return pools
+
+    def _scores(
+        self, group: LayerGroup, rows: int, select_len: int, seed: int
+    ) -> np.ndarray | None:
+        shape = self.cache.shape
+        assert self.selector is not None
+        parts = []
+        for layer in range(group.first - shape.exact_layers, group.last - shape.exact_layers):
+            part = self.selector.prefill_scores(layer, shape.kv_heads, rows, select_len, seed)
+            if part is None:
+                return None
+            parts.append(part)
+        return np.stack(parts)
+
+
+def _embed(shell: object, tokens: jax.Array) -> jax.Array:
+    return shell.embed(tokens)  # type: ignore[attr-defined]

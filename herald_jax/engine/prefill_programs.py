@@ -1,0 +1,107 @@
+"""The compiled programs of prefill: block-causal chunks, then selection by the first block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from herald_jax.engine.step_programs import Buffer, write_rows
+from herald_jax.models.attention import attend, attend_blocks, importance
+from herald_jax.models.config import ModelConfig
+
+
+class PrefillPrograms:
+    """Bodies of the prefill programs; buffers are [1, R, H_kv, D] with position r in row r."""
+
+    def __init__(self, config: ModelConfig, *, sinks: int, selected: int) -> None:
+        self.config, self.block = config, config.block_size
+        self.sinks, self.selected = sinks, selected
+
+    def chunk(
+        self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
+    ) -> tuple[jax.Array, list[Buffer], list[Buffer]]:
+        """A chunk x [1, C, hidden] of whole blocks from position ``start`` (int32 []).
+
+        Returns:
+          x, buffers, and the chunk's (k, v) [1, C, H_kv, D] of every layer.
+        """
+        positions = (start + jnp.arange(x.shape[1], dtype=jnp.int32))[None]
+        result, rows = [], []
+        for layer, (keys, values) in zip(layers, buffers, strict=True):
+            q, k, v = layer.pre(x, positions)
+            keys = jax.lax.dynamic_update_slice_in_dim(keys, k, start, axis=1)
+            values = jax.lax.dynamic_update_slice_in_dim(values, v, start, axis=1)
+            x = layer.post(x, attend_blocks(q, keys, values, positions, self.block))
+            result.append((keys, values))
+            rows.append((k, v))
+        return x, result, rows
+
+    def first_block_exact(
+        self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
+    ) -> jax.Array:
+        """The first generated block through exact layers; its KV is not kept."""
+        x, _, _ = self.chunk(layers, buffers, x, start)
+        return x
+
+    def first_block(
+        self,
+        layers: Sequence[Any],
+        buffers: Sequence[Buffer],
+        x: jax.Array,
+        start: jax.Array,
+        masked: jax.Array,
+        select_len: jax.Array,
+        scores: jax.Array | None,
+    ) -> tuple[jax.Array, list[Buffer]]:
+        """Selects for the first generated block x [1, B, hidden] by its masked rows' attention.
+
+        Args:
+          start: int32 [], the block's first position; ``masked``: bool [1, B], the voters.
+          select_len: int32 [], rows that may be selected (all whole blocks but the newest).
+          scores: float32 [layers, H_kv, R] in place of importance, or None.
+
+        Returns:
+          x and each layer's pool rows [1, 2B + K, H_kv, D]: own rows unset, the tail, the K best
+          in descending order, so that a request's K_r leading ones are its selection.
+        """
+        b = self.block
+        positions = start + jnp.arange(b, dtype=jnp.int32)[None]
+        length = (start + b)[None]
+        pools = []
+        for index, (layer, (keys, values)) in enumerate(zip(layers, buffers, strict=True)):
+            q, k, v = layer.pre(x, positions)
+            keys = write_rows(keys, k, start[None])
+            values = write_rows(values, v, start[None])
+            x = layer.post(x, attend(q, keys, values, length))
+            mass = importance(q, keys, length, masked)[0] if scores is None else scores[index]
+            row = jnp.arange(keys.shape[1])
+            score = jnp.where(row < jnp.minimum(self.sinks, select_len), jnp.inf, mass)
+            score = jnp.where(row < select_len, score, -1.0)
+            count = min(self.selected, keys.shape[1])
+            _, best = jax.lax.top_k(score, count)
+
+            def rows_of(buffer: jax.Array, best: jax.Array = best, count: int = count) -> jax.Array:
+                tail = jax.lax.dynamic_slice_in_dim(buffer, start - b, b, axis=1)
+                chosen = jnp.take_along_axis(buffer, best.T[None, :, :, None], axis=1)
+                spare = self.selected - count
+                chosen = jnp.pad(chosen, ((0, 0), (0, spare), (0, 0), (0, 0)))
+                return jnp.concatenate([jnp.zeros_like(tail), tail, chosen], axis=1)
+
+            pools.append((rows_of(keys), rows_of(values)))
+        return x, pools
+
+
+def place(buffers: Sequence[Buffer], rows: Sequence[Buffer], slot: jax.Array) -> list[Buffer]:
+    """Copies one request's rows [1, r, H_kv, D] into a slot of [N, R, H_kv, D], r <= R."""
+
+    def at(buffer: jax.Array, part: jax.Array) -> jax.Array:
+        part = part[:, : buffer.shape[1]]
+        return jax.lax.dynamic_update_slice(buffer, part, (slot, 0, 0, 0))
+
+    return [
+        (at(k, part_k), at(v, part_v))
+        for (k, v), (part_k, part_v) in zip(buffers, rows, strict=True)
+    ]

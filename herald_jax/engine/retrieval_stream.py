@@ -1,0 +1,289 @@
+"""The retrieval stream: selects and fetches the next block's rows while the main stream denoises.
+
+Each worker thread owns a range of slots. With two workers the halves alternate: while one half
+is being scanned on the host, the other's projections and MLP run on the device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import host_kernels
+from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.worker import Worker
+from herald_jax.kv.device_cache import Buffer, CacheShape
+from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.transfer import Staging
+from herald_jax.selection import LayerSerialSelector, QueryOnceSelector, SelectionJob, Selector
+from herald_jax.selection.callback import SelectionCallback
+
+
+@dataclass
+class BlockRows:
+    """Rows of one block on their way to the full pool: a committed block, or a draft.
+
+    Attributes:
+      bookings: per slot, where the rows go; None for a slot that does not take part.
+      start: int32 [N], first position of the block.
+      layers: per sparse layer, (k, v) [N, B, H_kv, D] on the device.
+    """
+
+    bookings: Sequence[Booking | None]
+    start: np.ndarray
+    layers: Sequence[Buffer]
+
+
+@dataclass
+class Retrieval:
+    """Everything one block's retrieval needs and what became of it."""
+
+    job: SelectionJob
+    rows: list[BlockRows]
+    representative: jax.Array | None
+    positions: np.ndarray
+    queries: Sequence[jax.Array] | None
+    pool: list[Buffer | None]
+    waiting: list[int]
+    failures: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    reached: int = 0
+
+
+class RetrievalStream:
+    """Runs selections on its own threads; one block at a time."""
+
+    def __init__(
+        self,
+        selector: Selector,
+        stack: LayerStack,
+        shape: CacheShape,
+        *,
+        device: jax.Device,
+        streams: int,
+        timeout: float,
+        timeline: Timeline,
+    ) -> None:
+        self.selector, self.stack, self.shape = selector, stack, shape
+        self.device, self.timeout, self.timeline = device, timeout, timeline
+        streams = min(streams, shape.slots)
+        cuts = [shape.slots * part // streams for part in range(streams + 1)]
+        self.parts = list(itertools.pairwise(cuts))
+        self.workers = [Worker(f"retrieval-{index}") for index in range(streams)]
+        self.staging = Staging(
+            shape.sparse_layers,
+            shape.buffer_shape(shape.pool_rows),
+            shape.dtype,
+            device,
+        )
+        self._lock = threading.Lock()
+        self._current: Retrieval | None = None
+        self._futures: list[Future[Any]] = []
+        self._body: Callable[..., Any] | None = None
+        if isinstance(selector, LayerSerialSelector):
+            self._callback = SelectionCallback(selector, streams)
+            self._body = self._representative_layer
+
+    # -- the compiled program of one layer ------------------------------------------------------
+
+    def _representative_layer(
+        self,
+        layers: Sequence[Any],
+        x: jax.Array,
+        positions: jax.Array,
+        stream: jax.Array,
+        index: jax.Array,
+    ) -> jax.Array:
+        """One layer for the representative queries x [n, 1, hidden]: device, host, device."""
+        (layer,) = layers
+        q, k, v = layer.pre(x, positions)
+        operands = [part[:, 0].astype(jnp.float32) for part in (q, k, v)]
+        answer = jax.ShapeDtypeStruct(operands[0].shape, jnp.float32)
+        out = jax.pure_callback(self._callback, answer, stream, index, *operands)
+        return layer.post(x, out[:, None].astype(x.dtype))
+
+    # -- called by the main stream --------------------------------------------------------------
+
+    def begin(
+        self,
+        job: SelectionJob,
+        rows: list[BlockRows],
+        *,
+        representative: jax.Array | None = None,
+        queries: Sequence[jax.Array] | None = None,
+    ) -> None:
+        """Starts a retrieval; returns at once.
+
+        Args:
+          job: what may be selected for each slot.
+          rows: blocks to write to the full pool first, in order.
+          representative: [N, 1, hidden] at the first sparse layer (layer-serial selectors).
+          queries: per sparse layer float32 [N, H_q, D] (query-once selectors that ask for them).
+        """
+        layers = self.shape.sparse_layers
+        block = self.shape.block_size
+        positions = (job.start + block + block // 2).astype(np.int32)[:, None]
+        retrieval = Retrieval(
+            job,
+            rows,
+            representative,
+            positions,
+            queries,
+            [None] * layers,
+            [len(self.parts)] * layers,
+        )
+        self._current = retrieval
+        self._futures = [
+            worker.submit(lambda index=index: self._run(retrieval, index))
+            for index, worker in enumerate(self.workers)
+        ]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a retrieval was begun and not yet joined."""
+        return self._current is not None
+
+    def join(self) -> Retrieval:
+        """Waits for the retrieval that was begun and returns it.
+
+        Raises:
+          WaitTimeout: it did not end in time; the message says how far it came.
+        """
+        retrieval = self._current
+        assert retrieval is not None, "join without begin"
+        deadline = time.monotonic() + self.timeout
+        for future, worker in zip(self._futures, self.workers, strict=True):
+            while not future.done():
+                if time.monotonic() > deadline or not worker.alive:
+                    layer, layers = retrieval.reached, self.shape.sparse_layers
+                    state = "is still running" if worker.alive else "was lost"
+                    raise WaitTimeout(
+                        f"waited {self.timeout:g} s for the retrieval stream, whose thread {state} "
+                        f"at sparse layer {layer} of {layers}"
+                    )
+                try:
+                    future.exception(timeout=0.5)
+                except TimeoutError:
+                    continue
+        self._current = None
+        self.timeline.retrieval_seconds += retrieval.seconds
+        return retrieval
+
+    def close(self) -> None:
+        """Ends the threads and unregisters staging."""
+        for worker in self.workers:
+            worker.close()
+        self.staging.close()
+
+    # -- on the worker threads ------------------------------------------------------------------
+
+    def _run(self, retrieval: Retrieval, stream: int) -> None:
+        first, last = self.parts[stream]
+        began = time.perf_counter()
+        delivered = 0
+        part = retrieval.job.part(first, last)
+        try:
+            with self.timeline.span(f"retrieval-{stream}", "rows to host"):
+                for rows in retrieval.rows:
+                    self._store(rows, first, last)
+            for layer in self._select(retrieval, part, stream):
+                if part.error is not None:
+                    raise part.error
+                with self.timeline.span(f"retrieval-{stream}", "gather"):
+                    self._gather(layer, part, first, last)
+                self._deliver(retrieval, layer)
+                delivered += 1
+        except BaseException as error:
+            for slot in range(first, last):
+                if retrieval.job.active[slot]:
+                    retrieval.failures[slot] = f"selection failed: {error}"
+        for layer in range(delivered, self.shape.sparse_layers):
+            self._deliver(retrieval, layer)
+        for slot in np.flatnonzero(part.status):
+            retrieval.failures.setdefault(
+                first + int(slot), "selection met scores that are not finite numbers"
+            )
+        retrieval.seconds = max(retrieval.seconds, time.perf_counter() - began)
+
+    def _store(self, rows: BlockRows, first: int, last: int) -> None:
+        block = self.shape.block_size
+        bookings = rows.bookings[first:last]
+        live = [booking is not None and booking.live for booking in bookings]
+        counts = np.array([block if alive else 0 for alive in live], np.int32)
+        if not counts.any():
+            return
+        start = np.where(live, rows.start[first:last], 0).astype(np.int32)
+        for layer, (k, v) in enumerate(rows.layers):
+            extents = [
+                booking.extents[layer] if booking is not None and alive else self.nothing
+                for booking, alive in zip(bookings, live, strict=True)
+            ]
+            keys, values = np.asarray(k)[first:last], np.asarray(v)[first:last]
+            host_kernels.store(extents, start, counts, keys, values)
+
+    @property
+    def nothing(self) -> np.ndarray:
+        """The extent of a slot that does not take part: no rows."""
+        shape = (self.shape.kv_heads, 0, 2, self.shape.head_dim)
+        return np.zeros(shape, self.shape.dtype)
+
+    def _select(self, retrieval: Retrieval, part: SelectionJob, stream: int) -> Any:
+        """Yields each sparse layer once its indices are there."""
+        first, last = self.parts[stream]
+        name = f"retrieval-{stream}"
+        if isinstance(self.selector, QueryOnceSelector):
+            queries = retrieval.queries
+            for layer in range(self.shape.sparse_layers):
+                with self.timeline.span(name, "scan"):
+                    q = None if queries is None else np.asarray(queries[layer])[first:last]
+                    self.selector.choose(layer, q, part)
+                retrieval.reached = layer
+                yield layer
+            return
+        assert self._body is not None
+        assert retrieval.representative is not None
+        self._callback.jobs[stream] = part
+        x = retrieval.representative[first:last]
+        positions = retrieval.positions[first:last]
+        groups = self.stack.groups(self.shape.exact_layers, len(self.stack), 1)
+        for layer, group in enumerate(groups):
+            with self.timeline.span(name, "layer"):
+                program = self.stack.on_layers(self._body, group)
+                x = program(x, positions, np.int32(stream), np.int32(layer))
+                if not part.selected[layer].wait(self.timeout):
+                    if part.error is not None:
+                        raise part.error
+                    raise WaitTimeout(
+                        f"waited {self.timeout:g} s for the host callback of sparse layer {layer}"
+                    )
+            retrieval.reached = layer
+            yield layer
+
+    def _gather(self, layer: int, part: SelectionJob, first: int, last: int) -> None:
+        self.staging.reclaim(layer)
+        host_kernels.gather(
+            part.extents[layer],
+            part.indices[layer],
+            np.where(part.active, part.candidates, 0).astype(np.int32),
+            self.staging.keys[layer][first:last],
+            self.staging.values[layer][first:last],
+            row_offset=2 * self.shape.block_size,
+        )
+
+    def _deliver(self, retrieval: Retrieval, layer: int) -> None:
+        """Starts the copy of a layer once all parts have gathered their rows."""
+        with self._lock:
+            retrieval.waiting[layer] -= 1
+            if retrieval.waiting[layer] == 0:
+                retrieval.pool[layer] = self.staging.send(layer)

@@ -1,0 +1,232 @@
+"""Everything one sized engine holds, and one lockstep block of it: denoise, join, swap."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+import host_kernels
+from herald_jax.engine.batch import Batch
+from herald_jax.engine.config import EngineConfig, GenerationConfig
+from herald_jax.engine.main_stream import Lookahead, MainStream
+from herald_jax.engine.prefill import Prefill
+from herald_jax.engine.prefill_programs import PrefillPrograms
+from herald_jax.engine.request import Request, Result, Slot
+from herald_jax.engine.retrieval_stream import BlockRows, RetrievalStream
+from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.step_programs import StepPrograms
+from herald_jax.engine.timeline import Timeline
+from herald_jax.kv.device_cache import CacheShape, DeviceCache
+from herald_jax.kv.full_pool import FullPool
+from herald_jax.models.config import ModelConfig
+from herald_jax.selection import Selector
+
+if TYPE_CHECKING:
+    from herald_jax.kv.device_cache import Buffer
+
+
+class Session:
+    """Buffers, pools and streams for requests up to one size, decoded with one rule."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stack: LayerStack,
+        shape: CacheShape,
+        selector: Selector | None,
+        config: EngineConfig,
+        generation: GenerationConfig,
+        *,
+        host_bytes: int,
+        device: jax.Device,
+        timeline: Timeline,
+    ) -> None:
+        """Allocates everything; ``host_bytes`` is the size of the full pool.
+
+        Raises:
+          MemoryError: the host refuses the full pool or staging.
+        """
+        if config.threads is not None:
+            host_kernels.set_thread_count(config.threads)
+        self.config, self.shape, self.selector = config, shape, selector
+        self.generation, self.timeline = generation, timeline
+        self.batch = Batch(shape, model.mask_token_id, config.budget, config.sinks)
+        self.cache = DeviceCache(shape, device)
+        self.full_pool = FullPool(
+            layers=shape.sparse_layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=shape.dtype,
+            nbytes=host_bytes,
+            threads=config.threads,
+        )
+        common = {
+            "layer_group": config.layer_group,
+            "timeout": config.timeout,
+            "timeline": timeline,
+        }
+        self.main = MainStream(
+            stack,
+            StepPrograms(
+                model,
+                sinks=config.sinks,
+                selected=shape.selected,
+                rule=generation.rule,
+                confidence=generation.confidence,
+                sampled=generation.temperature > 0,
+                ban_mask=generation.ban_mask,
+            ),
+            self.cache,
+            **common,
+        )
+        self.prefill = Prefill(
+            stack,
+            PrefillPrograms(model, sinks=config.sinks, selected=shape.selected),
+            self.cache,
+            selector=selector,
+            budget=config.budget,
+            chunk=config.prefill_chunk,
+            **common,
+        )
+        self.retrieval: RetrievalStream | None = None
+        if selector is not None:
+            streams = config.retrieval_streams or (1 if device.platform == "cpu" else 2)
+            self.retrieval = RetrievalStream(
+                selector,
+                stack,
+                shape,
+                device=device,
+                streams=streams,
+                timeout=config.timeout,
+                timeline=timeline,
+            )
+        self._committed: BlockRows | None = None
+
+    @property
+    def host_kv_bytes(self) -> int:
+        """Host memory that holds KV: bookings at present and staging."""
+        return self.full_pool.used + (self.retrieval.staging.nbytes if self.retrieval else 0)
+
+    def admit(self, index: int, request: Request) -> Slot:
+        """Books host memory for a request and reads its prompt into slot ``index``.
+
+        Raises:
+          PoolFull: the full pool has no room at present; nothing has changed.
+        """
+        began = time.perf_counter()
+        booking = None
+        if self.shape.sparse_layers:
+            booking = self.full_pool.book(request.id, request.rows(self.shape.block_size))
+        slot = Slot(
+            request,
+            booking,
+            Result(request.id, prompt_tokens=len(request.prompt_ids)),
+            seed=self.generation.seed,
+            admitted_at=began,
+        )
+        try:
+            self.prefill.run(index, slot)
+        except BaseException:
+            if booking is not None:
+                self.full_pool.release(booking)
+            raise
+        self.batch.slots[index] = slot
+        slot.result.prefill_seconds = time.perf_counter() - began
+        self.timeline.prefill_seconds += slot.result.prefill_seconds
+        return slot
+
+    def retire(self, index: int) -> Slot:
+        """Empties a slot and releases its booking."""
+        slot = self.batch.slots[index]
+        assert slot is not None, f"slot {index} is empty"
+        self.batch.slots[index] = None
+        if slot.booking is not None:
+            self.full_pool.release(slot.booking)
+        slot.result.seconds = time.perf_counter() - slot.admitted_at
+        return slot
+
+    def run_block(self) -> tuple[np.ndarray, dict[int, str]]:
+        """Denoises and commits the current block of every slot and fetches the next pool.
+
+        Returns:
+          tokens int32 [N, B], and per slot why its next block cannot be decoded.
+
+        Raises:
+          WaitTimeout: a stream did not end in time.
+        """
+        began = time.perf_counter()
+        batch, timeline = self.batch, self.timeline
+        lookahead = self._lookahead()
+        tokens, steps = self.main.denoise(
+            batch.state(),
+            batch.decoding(self.generation),
+            batch.pool_rows(),
+            batch.kept_rows(),
+            batch.kept_budget(),
+            lookahead,
+        )
+        failures = self._boundary()
+        timeline.blocks += 1
+        timeline.steps += steps
+        timeline.block_seconds += time.perf_counter() - began
+        for _, slot in batch.active():
+            slot.result.blocks += 1
+            slot.result.steps += steps
+        return tokens, failures
+
+    def _lookahead(self) -> Lookahead | None:
+        selector, retrieval = self.selector, self.retrieval
+        if selector is None or retrieval is None:
+            return None
+        job = self.batch.job(selector.candidates_ratio)
+        if job is None:
+            return None
+        bookings = [
+            slot.booking if slot is not None and job.active[n] else None
+            for n, slot in enumerate(self.batch.slots)
+        ]
+
+        def begin(
+            representative: jax.Array | None,
+            drafts: list[Buffer] | None,
+            queries: list[jax.Array] | None,
+        ) -> None:
+            rows = [] if self._committed is None else [self._committed]
+            self._committed = None
+            if drafts is not None:
+                rows.append(BlockRows(bookings, job.start, drafts))
+            retrieval.begin(job, rows, representative=representative, queries=queries)
+
+        needs_queries = getattr(selector, "needs_queries", False)
+        return Lookahead(selector.needs_draft, needs_queries, begin)
+
+    def _boundary(self) -> dict[int, str]:
+        """Joins the retrieval and swaps pools; the wait is the block-boundary stall."""
+        retrieval = self.retrieval
+        if retrieval is None:
+            return {}
+        if not retrieval.busy:
+            self._committed = None
+            self.cache.reset_pool()
+            return {}
+        began = time.perf_counter()
+        with self.timeline.span("main", "stall"):
+            done = retrieval.join()
+        self.timeline.stall_seconds += time.perf_counter() - began
+        with self.timeline.span("main", "swap"):
+            committed = self.main.swap([pair for pair in done.pool if pair is not None])
+        bookings = [None if slot is None else slot.booking for slot in self.batch.slots]
+        self._committed = BlockRows(bookings, done.job.start, committed)
+        for n, slot in self.batch.active():
+            slot.selected = int(done.job.candidates[n])
+        return done.failures
+
+    def close(self) -> None:
+        """Releases every booking, ends the threads and unregisters memory."""
+        if self.retrieval is not None:
+            self.retrieval.close()
+        for index, _ in list(self.batch.active()):
+            self.retire(index)

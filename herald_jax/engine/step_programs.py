@@ -1,0 +1,271 @@
+"""The compiled programs of a denoising step, over exact buffers and sparse pools.
+
+A buffer is a pair ``(k, v)`` of [N, R, H_kv, D]. Exact buffers hold position r in row r; a sparse
+pool holds ``[own block (B) | tail (B) | selected (K)]``. Programs work on groups of layers, and
+groups of the same shape share one executable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from herald_jax.diffusion.accept import AcceptRule, accept, quota
+from herald_jax.diffusion.sampling import Confidence, Sampling, ban, greedy, sample
+from herald_jax.models.attention import attend, importance
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.layers import rotary_angles, rotate
+
+Buffer = tuple[jax.Array, jax.Array]
+
+
+class BlockState(NamedTuple):
+    """The block every slot is denoising.
+
+    Attributes:
+      tokens: int32 [N, B]; ``masked``: bool [N, B], the only record of what is masked.
+      start: int32 [N], first position of the block.
+    """
+
+    tokens: jax.Array
+    masked: jax.Array
+    start: jax.Array
+
+    @property
+    def positions(self) -> jax.Array:
+        """int32 [N, B]."""
+        return self.start[:, None] + jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+
+
+class Decoding(NamedTuple):
+    """Per-slot generation parameters: ``threshold`` float32 [N], ``steps`` int32 [N], sampling."""
+
+    threshold: jax.Array
+    steps: jax.Array
+    sampling: Sampling
+
+
+class Decision(NamedTuple):
+    """What a step decided.
+
+    Attributes:
+      tokens, masked: the block after acceptance.
+      argmax: int32 [N, B], greedy tokens of this step's logits (the draft's source).
+      any_masked: bool [], whether another step is needed.
+    """
+
+    tokens: jax.Array
+    masked: jax.Array
+    argmax: jax.Array
+    any_masked: jax.Array
+
+
+def write_rows(buffer: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    """Writes rows [N, S, H, D] at row ``start[n]`` of each slot; rows past the end are dropped."""
+    n, count = rows.shape[:2]
+    slots = jnp.arange(n)[:, None]
+    at = start[:, None] + jnp.arange(count)
+    return buffer.at[slots, at].set(rows, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+
+def after(value: jax.Array, buffer: Buffer) -> Buffer:
+    """The buffer, available only once ``value`` is: later writes then need no copy of it."""
+    k, v, _ = jax.lax.optimization_barrier((*buffer, value))
+    return k, v
+
+
+class StepPrograms:
+    """Bodies of the step programs for one network and one set of decoding options."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        sinks: int,
+        selected: int,
+        rule: AcceptRule = AcceptRule(),  # noqa: B008 (frozen)
+        confidence: Confidence = "unfiltered",
+        sampled: bool = False,
+        ban_mask: bool = True,
+    ) -> None:
+        """``selected`` is K's capacity; ``sampled`` is False when every slot decodes greedily."""
+        self.config = config
+        self.block = config.block_size
+        self.sinks, self.selected = sinks, selected
+        self.rule, self.confidence = rule, confidence
+        self.sampled, self.ban_mask = sampled, ban_mask
+
+    def embed(self, shell: Any, tokens: jax.Array) -> jax.Array:
+        """int32 [N, S] -> [N, S, hidden]."""
+        return shell.embed(tokens)
+
+    def decide(
+        self, shell: Any, x: jax.Array, state: BlockState, decoding: Decoding, step: jax.Array
+    ) -> Decision:
+        """Head, proposal and acceptance for the denoising group x [N, >=B, hidden]."""
+        logits = shell.head(x[:, : self.block])
+        if self.ban_mask:
+            logits = ban(logits, self.config.mask_token_id)
+        argmax, sure = greedy(logits)
+        proposal = argmax
+        if self.sampled:
+            proposal, sure = sample(
+                logits, decoding.sampling, state.start // self.block, step, self.confidence
+            )
+        due = quota(decoding.steps, self.block, step)
+        chosen = accept(state.masked, sure, due, decoding.threshold, self.rule)
+        masked = state.masked & ~chosen
+        tokens = jnp.where(chosen, proposal, state.tokens)
+        return Decision(tokens, masked, argmax, masked.any())
+
+    def _own(self, kind: str, buffer: Buffer, k: jax.Array, v: jax.Array, row: jax.Array) -> Buffer:
+        if kind == "pool":
+            zero = (0, 0, 0, 0)
+            return (
+                jax.lax.dynamic_update_slice(buffer[0], k, zero),
+                jax.lax.dynamic_update_slice(buffer[1], v, zero),
+            )
+        return write_rows(buffer[0], k, row), write_rows(buffer[1], v, row)
+
+    def _step(
+        self,
+        kind: str,
+        layers: Sequence[Any],
+        buffers: Sequence[Buffer],
+        x: jax.Array,
+        positions: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, list[Buffer]]:
+        result = []
+        for layer, buffer in zip(layers, buffers, strict=True):
+            q, k, v = layer.pre(x, positions)
+            buffer = self._own(kind, buffer, k, v, positions[:, 0])
+            x = layer.post(x, attend(q, *buffer, lengths))
+            result.append(buffer)
+        return x, result
+
+    def exact_step(
+        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, list[Buffer]]:
+        """One step through exact layers: x [N, B, hidden], lengths = start + B."""
+        return self._step("exact", layers, buffers, x, positions, lengths)
+
+    def pool_step(
+        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, list[Buffer]]:
+        """One step through sparse layers: lengths = rows of the pool in use."""
+        return self._step("pool", layers, buffers, x, positions, lengths)
+
+    def first_step(
+        self,
+        layers: Any,
+        buffers: Any,
+        x: jax.Array,
+        positions: jax.Array,
+        lengths: jax.Array,
+        masked: jax.Array,
+        budget: jax.Array,
+    ) -> tuple[jax.Array, list[Buffer], list[jax.Array]]:
+        """Step 0 through sparse layers for selectors that use its queries.
+
+        Where the pool holds candidates, they are all attended, and the ``budget[n]`` best by the
+        mean softmax of the masked queries stay (compacted). The merged query of every layer is
+        the mean over masked positions of the post-RoPE query, rotated by +B positions.
+
+        Returns:
+          x, buffers of capacity 2B + K, and merged queries float32 [N, H_q, D] per layer.
+        """
+        result, merged = [], []
+        angles = rotary_angles(
+            jnp.array([self.block]), self.config.head_dim, self.config.rope_theta
+        )
+        for layer, buffer in zip(layers, buffers, strict=True):
+            q, k, v = layer.pre(x, positions)
+            buffer = self._own("pool", buffer, k, v, positions[:, 0])
+            x = layer.post(x, attend(q, *buffer, lengths))
+            votes = masked[..., None, None].astype(jnp.float32)
+            mean = (q.astype(jnp.float32) * votes).sum(1) / jnp.maximum(votes.sum(1), 1)
+            merged.append(rotate(mean, angles))
+            if buffer[0].shape[1] > 2 * self.block + self.selected:
+                buffer = self._refine(q, buffer, lengths, masked, budget)
+            result.append(buffer)
+        return x, result, merged
+
+    def _refine(
+        self,
+        q: jax.Array,
+        buffer: Buffer,
+        lengths: jax.Array,
+        masked: jax.Array,
+        budget: jax.Array,
+    ) -> Buffer:
+        fixed = 2 * self.block
+        scores = importance(q, buffer[0], lengths, masked)[..., fixed:]
+        row = jnp.arange(scores.shape[-1])
+        # Candidates ascend by position, so the sinks come first.
+        sinks = row < jnp.minimum(self.sinks, budget)[:, None, None]
+        valid = row < (lengths - fixed)[:, None, None]
+        scores = jnp.where(valid, jnp.where(sinks, jnp.inf, scores), -1.0)
+        _, best = jax.lax.top_k(scores, self.selected)
+        rows = best.swapaxes(1, 2)[..., None] + fixed
+
+        def keep(pool: jax.Array) -> jax.Array:
+            return jnp.concatenate(
+                [pool[:, :fixed], jnp.take_along_axis(pool, rows, axis=1)], axis=1
+            )
+
+        return keep(buffer[0]), keep(buffer[1])
+
+    def exact_pair(
+        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, start: jax.Array
+    ) -> tuple[jax.Array, list[Buffer]]:
+        """Step 1 through exact layers: denoising group, draft group, representative query.
+
+        The groups see the prefix but not each other, except that the representative attends the
+        draft. Each writes its rows, attends and is overwritten by the next.
+
+        Args:
+          x: [N, 2B + 1, hidden], ``positions``: int32 [N, 2B + 1].
+          start: int32 [N], first position of the block.
+        """
+        b = self.block
+        groups = [(slice(b, 2 * b), start), (slice(2 * b, None), start + b), (slice(0, b), start)]
+        result = []
+        for layer, buffer in zip(layers, buffers, strict=True):
+            q, k, v = layer.pre(x, positions)
+            outs = []
+            for part, row in groups:
+                if outs:
+                    buffer = after(outs[-1], buffer)
+                buffer = self._own("exact", buffer, k[:, part], v[:, part], row)
+                length = row + k[:, part].shape[1]
+                outs.append(attend(q[:, part], *buffer, length))
+            draft, representative, denoising = outs
+            x = layer.post(x, jnp.concatenate([denoising, draft, representative], axis=1))
+            result.append(buffer)
+        return x, result
+
+    def pool_pair(
+        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, list[Buffer], list[Buffer]]:
+        """Step 1 through sparse layers: x [N, 2B, hidden], denoising group then draft group.
+
+        Returns:
+          x, buffers, and the draft's (k, v) [N, B, H_kv, D] of every layer.
+        """
+        b = self.block
+        result, drafts = [], []
+        for layer, buffer in zip(layers, buffers, strict=True):
+            q, k, v = layer.pre(x, positions)
+            buffer = self._own("pool", buffer, k[:, b:], v[:, b:], positions[:, 0])
+            draft = attend(q[:, b:], *buffer, lengths)
+            buffer = after(draft, buffer)
+            buffer = self._own("pool", buffer, k[:, :b], v[:, :b], positions[:, 0])
+            denoising = attend(q[:, :b], *buffer, lengths)
+            x = layer.post(x, jnp.concatenate([denoising, draft], axis=1))
+            result.append(buffer)
+            drafts.append((k[:, b:], v[:, b:]))
+        return x, result, drafts

@@ -1,0 +1,65 @@
+"""What both streams did and when: counters for the summary, spans for a picture."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something a stream did, in seconds since the timeline began."""
+
+    stream: str
+    label: str
+    begin: float
+    end: float
+    block: int
+
+
+@dataclass
+class Timeline:
+    """Totals over a run, and spans while ``trace`` is set. Safe to use from several threads.
+
+    Attributes:
+      blocks, steps: lockstep blocks denoised and forward passes of the main stream.
+      block_seconds: time in denoising, commit and boundary; ``stall_seconds``: of which the main
+        stream waited for the retrieval stream (the block-boundary stall).
+      retrieval_seconds: time the retrieval stream took.
+    """
+
+    trace: bool = False
+    blocks: int = 0
+    steps: int = 0
+    tokens: int = 0
+    block_seconds: float = 0.0
+    stall_seconds: float = 0.0
+    retrieval_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def span(self, stream: str, label: str) -> Iterator[None]:
+        """Records what the body does, if tracing."""
+        if not self.trace:
+            yield
+            return
+        begin, block = time.perf_counter() - self.began, self.blocks
+        try:
+            yield
+        finally:
+            end = time.perf_counter() - self.began
+            with self._lock:
+                self.spans.append(Span(stream, label, begin, end, block))
+
+    @property
+    def stall_fraction(self) -> float:
+        """Share of block time the main stream waited for retrieval."""
+        return self.stall_seconds / self.block_seconds if self.block_seconds else 0.0

@@ -1,0 +1,85 @@
+"""KV on the device: full buffers of the exact layers, the active sparse pool of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Buffer = tuple[jax.Array, jax.Array]
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of the device's KV for one engine.
+
+    Attributes:
+      slots: N; ``rows``: positions of an exact buffer (the longest request, whole blocks).
+      exact_layers, sparse_layers: how the network's layers are split.
+      selected: K's capacity; ``candidates``: C's capacity, rows fetched per block.
+      block_size, kv_heads, head_dim, dtype: of the network.
+    """
+
+    slots: int
+    rows: int
+    exact_layers: int
+    sparse_layers: int
+    selected: int
+    candidates: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: np.dtype
+
+    @property
+    def pool_rows(self) -> int:
+        """Rows of a pool at a block boundary: own block, tail, candidates."""
+        return 2 * self.block_size + self.candidates
+
+    def buffer_shape(self, rows: int, slots: int | None = None) -> tuple[int, int, int, int]:
+        """[N, rows, H_kv, D]."""
+        return (slots or self.slots, rows, self.kv_heads, self.head_dim)
+
+    def layer_bytes(self, rows: int, slots: int | None = None) -> int:
+        """Bytes of one layer's K and V with ``rows`` rows a slot."""
+        return 2 * int(np.prod(self.buffer_shape(rows, slots))) * self.dtype.itemsize
+
+    @property
+    def exact_bytes(self) -> int:
+        """Bytes of the exact layers' buffers."""
+        return self.exact_layers * self.layer_bytes(self.rows)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of one sparse pool; two are held, and staging is as large as one."""
+        return self.sparse_layers * self.layer_bytes(self.pool_rows) if self.sparse_layers else 0
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of KV held on the device: exact buffers, active and idle pool."""
+        return self.exact_bytes + 2 * self.pool_bytes
+
+
+def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:
+    """Zeroed K and V for ``layers`` layers, made on the device."""
+    with jax.default_device(device):
+        return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers)]
+
+
+class DeviceCache:
+    """The buffers the main stream owns; programs donate and replace them."""
+
+    def __init__(self, shape: CacheShape, device: jax.Device) -> None:
+        self.shape, self.device = shape, device
+        self.exact = zeros(shape.exact_layers, shape.buffer_shape(shape.rows), shape.dtype, device)
+        self.pool: list[Buffer] = []
+        self.reset_pool()
+
+    def reset_pool(self) -> None:
+        """An empty active pool, for when nothing was retrieved for the coming block."""
+        shape = self.shape
+        self.pool = zeros(
+            shape.sparse_layers, shape.buffer_shape(shape.pool_rows), shape.dtype, self.device
+        )

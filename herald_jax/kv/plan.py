@@ -1,0 +1,142 @@
+"""The memory plan: what an engine will hold on the device and on the host, before it holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from herald_jax.kv.budget import Budget
+from herald_jax.kv.device_cache import CacheShape
+from herald_jax.models.config import ModelConfig
+
+LOGIT_COPIES = 2
+BATCH_CEILING = 4096
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose.
+
+    Attributes:
+      weights: parameters on the device.
+      exact, pools: KV of the exact layers; active and idle sparse pool.
+      prefill: one request's full KV, held while its prompt is read.
+      workspace: logits of a step in float32, and activations.
+      host_pool: the full pool for all slots; ``staging``: host buffers of one idle pool.
+    """
+
+    weights: int
+    exact: int
+    pools: int
+    prefill: int
+    workspace: int
+    host_pool: int
+    staging: int
+
+    @property
+    def device_bytes(self) -> int:
+        """Everything on the device at its peak."""
+        return self.weights + self.exact + self.pools + self.prefill + self.workspace
+
+    @property
+    def device_kv_bytes(self) -> int:
+        """KV that stays on the device while decoding."""
+        return self.exact + self.pools
+
+    @property
+    def host_bytes(self) -> int:
+        """Everything in host memory."""
+        return self.host_pool + self.staging
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of a dense decoder of this shape."""
+    hidden, dim = config.hidden_size, config.head_dim
+    attention = hidden * dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    norms = 2 * hidden + (2 * dim if config.qk_norm else 0)
+    bias = dim * (config.num_heads + 2 * config.num_kv_heads) if config.attention_bias else 0
+    layer = attention + norms + bias + 3 * hidden * config.intermediate_size
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * layer + embeddings + hidden
+
+
+def cache_shape(
+    config: ModelConfig,
+    *,
+    slots: int,
+    max_context: int,
+    exact_layers: int,
+    budget: Budget,
+    candidates_ratio: float,
+    dtype: np.dtype,
+) -> CacheShape:
+    """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
+
+    ``exact_layers == num_layers`` is the dense method.
+    """
+    block = config.block_size
+    rows = -(-max_context // block) * block
+    sparse = config.num_layers - exact_layers
+    # The last block selects from everything before its tail.
+    prefix = max(0, rows - 2 * block)
+    selected = budget.capacity(prefix) if sparse else 0
+    candidates = min(prefix, int(np.ceil(selected * candidates_ratio))) if sparse else 0
+    return CacheShape(
+        slots=slots,
+        rows=rows,
+        exact_layers=exact_layers,
+        sparse_layers=sparse,
+        selected=selected,
+        candidates=candidates,
+        block_size=block,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=np.dtype(dtype),
+    )
+
+
+def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) -> MemoryPlan:
+    """The memory plan of an engine with this cache."""
+    itemsize = shape.dtype.itemsize
+    block, slots = config.block_size, shape.slots
+    tokens = max(slots * (2 * block + 1), prefill_chunk)
+    activations = tokens * (4 * config.hidden_size + 2 * config.intermediate_size) * itemsize
+    logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
+    entry = 2 * config.num_kv_heads * config.head_dim * itemsize
+    # Prefill buffers double from the chunk size until the prompt fits.
+    prefill_rows = prefill_chunk
+    while prefill_rows < shape.rows:
+        prefill_rows *= 2
+    return MemoryPlan(
+        weights=parameter_count(config) * itemsize,
+        exact=shape.exact_bytes,
+        pools=2 * shape.pool_bytes,
+        prefill=config.num_layers * entry * prefill_rows,
+        workspace=activations + logits,
+        host_pool=slots * shape.sparse_layers * entry * shape.rows,
+        staging=shape.pool_bytes,
+    )
+
+
+def largest_batch(
+    config: ModelConfig,
+    shape: CacheShape,
+    *,
+    device_memory: int,
+    host_memory: int,
+    prefill_chunk: int = 512,
+) -> int:
+    """Most slots whose plan fits both limits (0: not even one)."""
+
+    def fits(slots: int) -> bool:
+        made = plan(config, replace(shape, slots=slots), prefill_chunk=prefill_chunk)
+        return made.device_bytes <= device_memory and made.host_bytes <= host_memory
+
+    low, high = 0, 1
+    while high <= BATCH_CEILING and fits(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

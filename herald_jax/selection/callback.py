@@ -1,0 +1,44 @@
+"""The body of the host callback. It must never touch JAX: see docs/architecture.md.
+
+A callback that raises would end the whole batch, so every failure is recorded in the job and the
+answer is zeros; the engine then retires the slots concerned.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from herald_jax.selection.job import SelectionJob
+from herald_jax.selection.selector import LayerSerialSelector
+
+
+class SelectionCallback:
+    """Finds the job of a stream and lets the selector attend one layer of it.
+
+    Each retrieval worker owns one stream number; its job is set before its programs are launched
+    and stays until they are done, so a repeated call sees the same job.
+    """
+
+    def __init__(self, selector: LayerSerialSelector, streams: int) -> None:
+        self.selector = selector
+        self.jobs: list[SelectionJob | None] = [None] * streams
+
+    def __call__(
+        self, stream: object, layer: object, q: object, self_k: object, self_v: object
+    ) -> np.ndarray:
+        """Arrays as JAX hands them over (converted here) -> float32 [N, H_q, D]."""
+        queries = np.ascontiguousarray(np.asarray(q), np.float32)
+        job = self.jobs[int(np.asarray(stream))]
+        try:
+            if job is None:
+                raise RuntimeError("a callback arrived for a stream without a job")
+            index = int(np.asarray(layer))
+            keys = np.ascontiguousarray(np.asarray(self_k), np.float32)
+            values = np.ascontiguousarray(np.asarray(self_v), np.float32)
+            out = self.selector.attend(index, queries, keys, values, job)
+            job.selected[index].set()
+            return np.ascontiguousarray(out, np.float32)
+        except BaseException as error:
+            if job is not None:
+                job.error = error
+            return np.zeros_like(queries)

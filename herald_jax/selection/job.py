@@ -1,0 +1,71 @@
+"""What one block's retrieval works on: which rows may be selected, and what was selected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+SINKS = 4
+
+
+@dataclass
+class SelectionJob:
+    """Selection for the next block of every slot, over the sparse layers.
+
+    NumPy arrays only: the body of a callback reads and writes this object.
+
+    Attributes:
+      extents: per sparse layer, per slot: [H_kv, rows, 2, D] of the full pool, or an empty
+        [H_kv, 0, 2, D] array for a slot that does not take part.
+      start: int32 [N], first position of the block being denoised; rows before it are committed.
+      attend_len: int32 [N], rows that enter the softmax (committed rows, then the draft's).
+      select_len: int32 [N], rows that may be selected; 0 for a slot that does not take part.
+      budget: int32 [N], K_r of each slot, sinks included.
+      candidates: int32 [N], rows to fetch (K_r <= C <= select_len); equals ``budget`` where the
+        selector does not refine on the device.
+      seeds: uint32 [N], one per request, for selectors that draw.
+      indices: int32 [L, N, H_kv, C_cap], selected rows in ascending order, then -1.
+      status: int32 [N], 0 or the kernel's code for a slot whose scores were not finite.
+      selected: per layer, set once its indices are there.
+      error: what went wrong inside a callback, if anything did.
+    """
+
+    extents: Sequence[Sequence[np.ndarray]]
+    start: np.ndarray
+    attend_len: np.ndarray
+    select_len: np.ndarray
+    budget: np.ndarray
+    candidates: np.ndarray
+    seeds: np.ndarray
+    indices: np.ndarray
+    status: np.ndarray
+    sinks: int = SINKS
+    selected: list[threading.Event] = field(init=False)
+    error: BaseException | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.selected = [threading.Event() for _ in self.extents]
+
+    @property
+    def active(self) -> np.ndarray:
+        """bool [N], the slots that select."""
+        return self.select_len > 0
+
+    def part(self, first: int, last: int) -> SelectionJob:
+        """The slots [first, last) as views, so that half-batches can run side by side."""
+        cut = slice(first, last)
+        return SelectionJob(
+            [layer[cut] for layer in self.extents],
+            self.start[cut],
+            self.attend_len[cut],
+            self.select_len[cut],
+            self.budget[cut],
+            self.candidates[cut],
+            self.seeds[cut],
+            self.indices[:, cut],
+            self.status[cut],
+            self.sinks,
+        )
