@@ -105,6 +105,17 @@ class Session:
             )
         self._committed: BlockRows | None = None
 
+    def serves(self, rows: int, generation: GenerationConfig) -> bool:
+        """Whether requests of ``rows`` positions fit and the compiled decoding rule is the same."""
+        return self.shape.rows >= rows and self._compiled(generation) == self._compiled(
+            self.generation
+        )
+
+    @staticmethod
+    def _compiled(generation: GenerationConfig) -> tuple[object, ...]:
+        sampled = generation.temperature > 0
+        return generation.rule, generation.confidence, sampled, generation.ban_mask
+
     @property
     def host_kv_bytes(self) -> int:
         """Host memory that holds KV: bookings at present and staging."""

@@ -1,0 +1,91 @@
+"""Reads prompts: text, chat messages or token ids become requests, or say why they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from herald_jax.engine.request import Request, Result, failed
+from herald_jax.models.config import ModelConfig
+from herald_jax.tokenizer import Tokenizer, check_ids
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+FIELDS = ("id", "prompt", "messages", "prompt_ids", "max_new_tokens")
+
+
+class Intake:
+    """Turns prompts into requests for one model; a bad one harms no other."""
+
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer | None, max_context: int | None
+    ) -> None:
+        """``max_context``: the engine's limit in tokens besides the model's own."""
+        self.config, self.tokenizer, self.max_context = config, tokenizer, max_context
+
+    def read(self, index: int, prompt: Prompt, max_new_tokens: int, chat: bool) -> Request | Result:
+        """Reads one prompt.
+
+        Args:
+          index: its place, and its id unless it has one.
+          prompt: text, token ids, or a mapping with some of ``FIELDS``.
+          max_new_tokens: unless the mapping says otherwise.
+          chat: wrap text in the model's chat template.
+
+        Returns:
+          A request, or a failed result with one sentence.
+        """
+        fields: dict[str, Any]
+        if isinstance(prompt, Mapping):
+            fields = dict(prompt)
+        else:
+            fields = {"prompt" if isinstance(prompt, str) else "prompt_ids": prompt}
+        name = str(fields.get("id", index))
+        try:
+            limit = fields.get("max_new_tokens", max_new_tokens)
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+                raise ValueError(f"max_new_tokens {limit!r} is not a number of 1 or more")
+            ids = self._encode(fields, chat)
+            self._check_length(len(ids), limit)
+        except ValueError as error:
+            nobody = Request(name, np.zeros(0, np.int32), 1)
+            return failed(nobody, f"request {name}: {error}")
+        return Request(name, np.asarray(ids, np.int32), limit)
+
+    def _encode(self, fields: Mapping[str, Any], chat: bool) -> list[int]:
+        unknown = sorted(set(fields) - set(FIELDS))
+        if unknown:
+            raise ValueError(f"field {unknown[0]!r} is unknown: use {', '.join(FIELDS)}")
+        given = [key for key in ("prompt", "messages", "prompt_ids") if key in fields]
+        if len(given) != 1:
+            raise ValueError("give exactly one of prompt, messages and prompt_ids")
+        value = fields[given[0]]
+        if given[0] == "prompt_ids":
+            ids = check_ids(value, self.config)
+        elif self.tokenizer is None:
+            raise ValueError("this model was loaded without a tokenizer: give prompt_ids")
+        elif given[0] == "messages":
+            ids = self.tokenizer.encode_chat(value)
+        elif not isinstance(value, str):
+            raise ValueError("prompt is not a string")
+        elif chat:
+            ids = self.tokenizer.encode_chat([{"role": "user", "content": value}])
+        else:
+            ids = self.tokenizer.encode(value)
+        if not len(ids):
+            raise ValueError("the prompt is empty: give at least one token")
+        return list(ids)
+
+    def _check_length(self, prompt: int, new: int) -> None:
+        limits = [
+            (self.max_context, "--max-context"),
+            (self.config.max_position_embeddings, "the model's context of"),
+        ]
+        for limit, name in limits:
+            if limit is not None and prompt + new > limit:
+                raise ValueError(
+                    f"{prompt} prompt tokens and {new} new ones are over {name} {limit}: shorten "
+                    "the prompt or lower --max-new-tokens"
+                )

@@ -1,0 +1,126 @@
+"""What an engine would hold: method, cache sizes and memory plan, decided before it holds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from herald_jax.engine.config import EngineConfig
+from herald_jax.engine.errors import EngineError
+from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.host_memory import format_bytes, host_memory_room
+from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
+from herald_jax.models.config import ModelConfig
+from herald_jax.selection import make_selector
+
+
+class Sizing:
+    """Answers for one network and one engine configuration; needs no weights."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, dtype: np.dtype) -> None:
+        """Checks the method.
+
+        Raises:
+          ValueError: the method is unknown or leaves it no sparse layer.
+        """
+        self.model, self.config, self.dtype = model, config, np.dtype(dtype)
+        if config.method != "auto":
+            self.exact_layers(config.method)
+
+    def exact_layers(self, method: str) -> int:
+        """Leading layers whose full KV stays on the device; all of them for "dense".
+
+        Raises:
+          ValueError: the method is unknown, or no sparse layer is left.
+        """
+        if method == "dense":
+            return self.model.num_layers
+        make_selector(method)
+        asked = self.config.exact_layers
+        exact = self.model.exact_layers if asked is None else asked
+        if exact >= self.model.num_layers:
+            raise ValueError(
+                f"--exact-layers {exact} leaves no sparse layer of {self.model.num_layers} for "
+                f"{method}: give at most {self.model.num_layers - 1}, or use --method dense"
+            )
+        return exact
+
+    def shape(self, method: str, max_context: int) -> CacheShape:
+        """Cache sizes of a method for requests of at most ``max_context`` tokens."""
+        return cache_shape(
+            self.model,
+            slots=self.config.max_batch,
+            max_context=max_context,
+            exact_layers=self.exact_layers(method),
+            budget=self.config.budget,
+            candidates_ratio=1.0 if method == "dense" else make_selector(method).candidates_ratio,
+            dtype=self.dtype,
+        )
+
+    def plan(self, shape: CacheShape) -> MemoryPlan:
+        """The memory plan of a cache."""
+        return plan(self.model, shape, prefill_chunk=self.config.prefill_chunk)
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes the device may hold: the option, what the device reports, or the host's room."""
+        if self.config.device_memory is not None:
+            return self.config.device_memory
+        limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+        return int(limit) if limit else host_memory_room()
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes the host may hold for KV: the option, or what leaves a reserve."""
+        asked = self.config.host_memory
+        return host_memory_room() if asked is None else asked
+
+    def largest_batch(self, method: str, max_context: int) -> int:
+        """Most slots whose plan fits both memories."""
+        shape = self.shape(method, max_context)
+        # Staging and every booking come out of the same host memory.
+        return largest_batch(
+            self.model,
+            shape,
+            device_memory=self.device_memory,
+            host_memory=self.host_memory,
+            prefill_chunk=self.config.prefill_chunk,
+        )
+
+    def choose(self, max_context: int) -> tuple[str, str]:
+        """The method for requests of this length and why.
+
+        "auto" is dense while its cache fits the device and herald-draft beyond.
+        """
+        asked = self.config.method
+        if asked != "auto":
+            return asked, "asked for"
+        need, room = self.plan(self.shape("dense", max_context)).device_bytes, self.device_memory
+        verdict = "fits" if need <= room else "does not fit"
+        reason = f"dense {verdict} the device: {format_bytes(need)} of {format_bytes(room)}"
+        return ("dense" if need <= room else "herald-draft"), reason
+
+    def host_pool_bytes(self, method: str, shape: CacheShape) -> int:
+        """Bytes to reserve for the full pool: room for all slots, or as much as there is.
+
+        Raises:
+          EngineError: the device cannot hold the cache, or the host not even one request.
+        """
+        made = self.plan(shape)
+        if made.device_bytes > self.device_memory:
+            raise EngineError(
+                f"{method} needs {format_bytes(made.device_bytes)} on the device for batch "
+                f"{shape.slots} at {shape.rows} tokens and has {format_bytes(self.device_memory)}: "
+                "lower --max-batch, --max-context or --budget, or raise --device-memory"
+            )
+        one = self.plan(replace(shape, slots=1)).host_pool
+        room = self.host_memory - made.staging
+        if one > room:
+            raise EngineError(
+                f"{method} needs {format_bytes(one + made.staging)} of host memory for one request "
+                f"of {shape.rows} tokens and has {format_bytes(self.host_memory)}: raise "
+                "--host-memory, or lower --max-context or --max-batch"
+            )
+        return min(made.host_pool, room)
