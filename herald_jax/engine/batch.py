@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from herald_jax.diffusion.sampling import Sampling
@@ -19,8 +19,11 @@ from herald_jax.selection import SelectionJob
 class Batch:
     """N slots that share denoising steps; every per-request quantity is an array over them."""
 
-    def __init__(self, shape: CacheShape, mask_id: int, budget: Budget, sinks: int) -> None:
+    def __init__(
+        self, shape: CacheShape, mask_id: int, budget: Budget, sinks: int, device: jax.Device
+    ) -> None:
         self.shape, self.mask_id, self.budget, self.sinks = shape, mask_id, budget, sinks
+        self.device = device
         self.slots: list[Slot | None] = [None] * shape.slots
 
     def active(self) -> Iterator[tuple[int, Slot]]:
@@ -43,7 +46,8 @@ class Batch:
         for n, slot in self.active():
             tokens[n], masked[n] = slot.block(block, self.mask_id)
         start = self.per_slot(lambda slot: slot.start)
-        return BlockState(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(start))
+        positions = start[:, None] + np.arange(block, dtype=np.int32)
+        return BlockState(*jax.device_put((tokens, masked, positions, start), self.device))
 
     def pool_rows(self) -> np.ndarray:
         """int32 [N], pool rows in use at step 0: the own block alone where there is no prefix."""
@@ -71,19 +75,20 @@ class Batch:
         """Generation parameters as arrays over slots."""
         size, block = self.shape.slots, self.shape.block_size
 
-        def full(value: float, dtype: type) -> jnp.ndarray:
-            return jnp.full(size, value, dtype)
-
-        return Decoding(
-            threshold=full(generation.threshold, jnp.float32),
-            steps=full(generation.steps or block, jnp.int32),
+        arrays = Decoding(
+            threshold=np.full(size, generation.threshold, np.float32),
+            steps=np.full(size, generation.steps or block, np.int32),
             sampling=Sampling(
-                full(generation.temperature, jnp.float32),
-                full(generation.top_k, jnp.int32),
-                full(generation.top_p, jnp.float32),
-                jnp.asarray([0 if s is None else s.seed for s in self.slots], jnp.uint32),
+                np.full(size, generation.temperature, np.float32),
+                np.full(size, generation.top_k, np.int32),
+                np.full(size, generation.top_p, np.float32),
+                self._seeds(),
             ),
         )
+        return jax.device_put(arrays, self.device)
+
+    def _seeds(self) -> np.ndarray:
+        return np.array([0 if slot is None else slot.seed for slot in self.slots], np.uint32)
 
     def job(self, candidates_ratio: float) -> SelectionJob | None:
         """Selection for the block after the current one; None where no slot needs any.
@@ -120,7 +125,7 @@ class Batch:
             select_len=select_len,
             budget=budget,
             candidates=fetched,
-            seeds=np.array([0 if s is None else s.seed for s in self.slots], np.uint32),
+            seeds=self._seeds(),
             indices=np.full(rows, -1, np.int32),
             status=np.zeros(shape.slots, np.int32),
             sinks=self.sinks,

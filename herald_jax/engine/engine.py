@@ -53,7 +53,7 @@ class Engine:
         self.config, self.tokenizer = config, tokenizer
         self.engine_config = engine_config or EngineConfig()
         self.device = jax.devices()[0]
-        self.stack = LayerStack(model)
+        self.stack = LayerStack(model, self.device)
         dtype = np.dtype(jax.tree.leaves(self.stack.shell)[0].dtype)
         self.sizing = Sizing(config, self.engine_config, dtype)
         self.timeline = Timeline(self.engine_config.trace)

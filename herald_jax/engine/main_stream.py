@@ -69,6 +69,7 @@ class MainStream:
         self.pool_groups = stack.groups(exact, len(stack), layer_group)
         self.block = programs.block
         self._pair_inputs = jax.jit(self._pair)
+        self._columns = jax.jit(lambda x, a, b: x[:, a:b], static_argnums=(1, 2))
         self._swap = jax.jit(self._swapped, donate_argnums=0)
 
     def _pair(self, state: BlockState, argmax: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,7 +131,7 @@ class MainStream:
         previous: jax.Array | None = None
         argmax = state.tokens
         for step in range(self.block + 2):
-            lengths = jnp.asarray(pool_rows if step == 0 else kept_rows)
+            lengths = pool_rows if step == 0 else kept_rows
             with self.timeline.span("main", "queue"):
                 if step == 0:
                     decision = self._first(state, decoding, lengths, budget, lookahead)
@@ -147,7 +148,7 @@ class MainStream:
                         wait_ready(decision.any_masked, self.timeout, "the commit pass")
                     return np.asarray(state.tokens), step + 1
             previous, argmax = decision.any_masked, decision.argmax
-            state = BlockState(decision.tokens, decision.masked, state.start)
+            state = state._replace(tokens=decision.tokens, masked=decision.masked)
         raise EngineError(
             f"a block of {self.block} tokens still has masked positions after {self.block + 1} "
             "steps; this cannot happen while the [MASK] token is banned (ban_mask)"
@@ -160,15 +161,16 @@ class MainStream:
         return self.stack.on_shell(self.programs.decide)(x, state, decoding, np.int32(step))
 
     def _exact(self, x: jax.Array, state: BlockState) -> jax.Array:
-        lengths = state.start + self.block
         for group in self.exact_groups:
             program = self.stack.on_layers(self.programs.exact_step, group, donate=[0])
             part = slice(group.first, group.last)
-            x, self.cache.exact[part] = program(self.cache.exact[part], x, state.positions, lengths)
+            x, self.cache.exact[part] = program(
+                self.cache.exact[part], x, state.positions, state.start
+            )
         return x
 
     def _plain(
-        self, state: BlockState, decoding: Decoding, lengths: jax.Array, step: int
+        self, state: BlockState, decoding: Decoding, lengths: np.ndarray, step: int
     ) -> Decision:
         x = self._exact(self._embed(state.tokens), state)
         for group, part in self._pool_parts():
@@ -180,7 +182,7 @@ class MainStream:
         self,
         state: BlockState,
         decoding: Decoding,
-        lengths: jax.Array,
+        lengths: np.ndarray,
         budget: np.ndarray,
         lookahead: Lookahead | None,
     ) -> Decision:
@@ -212,7 +214,7 @@ class MainStream:
         state: BlockState,
         argmax: jax.Array,
         decoding: Decoding,
-        lengths: jax.Array,
+        lengths: np.ndarray,
         lookahead: Lookahead,
     ) -> Decision:
         tokens, positions = self._pair_inputs(state, argmax)
@@ -222,7 +224,8 @@ class MainStream:
             part = slice(group.first, group.last)
             x, self.cache.exact[part] = program(self.cache.exact[part], x, positions, state.start)
         width = 2 * self.block
-        representative, x, positions = x[:, width:], x[:, :width], positions[:, :width]
+        representative, x = self._columns(x, width, width + 1), self._columns(x, 0, width)
+        positions = self._columns(positions, 0, width)
         drafts: list[Buffer] = []
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.pool_pair, group, donate=[0])
@@ -231,7 +234,7 @@ class MainStream:
         for pair in drafts:
             start_fetch(pair)
         lookahead.begin(representative, drafts, None)
-        return self._decide(x, state, decoding, 1)
+        return self._decide(self._columns(x, 0, self.block), state, decoding, 1)
 
     def _pool_parts(self) -> list[tuple[object, slice]]:
         exact = self.cache.shape.exact_layers

@@ -87,6 +87,7 @@ class RetrievalStream:
             shape.dtype,
             device,
         )
+        self._rows = jax.jit(lambda x, a, b: x[a:b], static_argnums=(1, 2))
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
@@ -254,7 +255,7 @@ class RetrievalStream:
         assert self._body is not None
         assert retrieval.representative is not None
         self._callback.jobs[stream] = part
-        x = retrieval.representative[first:last]
+        x = self._rows(retrieval.representative, first, last)
         positions = retrieval.positions[first:last]
         groups = self.stack.groups(self.shape.exact_layers, len(self.stack), 1)
         for layer, group in enumerate(groups):

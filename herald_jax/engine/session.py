@@ -53,7 +53,7 @@ class Session:
             host_kernels.set_thread_count(config.threads)
         self.config, self.shape, self.selector = config, shape, selector
         self.generation, self.timeline = generation, timeline
-        self.batch = Batch(shape, model.mask_token_id, config.budget, config.sinks)
+        self.batch = Batch(shape, model.mask_token_id, config.budget, config.sinks, device)
         self.cache = DeviceCache(shape, device)
         self.full_pool = FullPool(
             layers=shape.sparse_layers,

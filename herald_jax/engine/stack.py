@@ -37,10 +37,12 @@ class LayerStack:
     modules are rebuilt from their definitions inside the traced function only.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, device: jax.Device) -> None:
+        """Commits the parameters to ``device``: uncommitted arrays would compile twice."""
         layers = list(model.layers)
         model.layers = nnx.List([])
-        self._shell_graph, self.shell = nnx.split(model)
+        self._shell_graph, shell = nnx.split(model)
+        self.shell = jax.device_put(shell, device)
         model.layers = nnx.List(layers)
         self._graphs: list[Any] = []
         self._kinds: list[int] = []
@@ -50,7 +52,7 @@ class LayerStack:
             if graph not in self._graphs:
                 self._graphs.append(graph)
             self._kinds.append(self._graphs.index(graph))
-            self._states.append(state)
+            self._states.append(jax.device_put(state, device))
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def __len__(self) -> int:
@@ -93,6 +95,7 @@ class LayerStack:
                 layers = [nnx.merge(g, s) for g, s in zip(graphs, states, strict=True)]
                 return body(layers, *args)
 
+            run.__name__ = body.__name__
             self._programs[key] = jax.jit(run, donate_argnums=[at + 1 for at in donate])
         program = self._programs[key]
         return lambda *args: program(group.states, *args)
@@ -104,6 +107,7 @@ class LayerStack:
             def run(state: Any, *args: Any) -> Any:
                 return body(nnx.merge(self._shell_graph, state), *args)
 
+            run.__name__ = body.__name__
             self._programs[body] = jax.jit(run)
         program = self._programs[body]
         return lambda *args: program(self.shell, *args)

@@ -27,17 +27,13 @@ class BlockState(NamedTuple):
 
     Attributes:
       tokens: int32 [N, B]; ``masked``: bool [N, B], the only record of what is masked.
-      start: int32 [N], first position of the block.
+      positions: int32 [N, B]; ``start``: int32 [N], the first of them.
     """
 
     tokens: jax.Array
     masked: jax.Array
+    positions: jax.Array
     start: jax.Array
-
-    @property
-    def positions(self) -> jax.Array:
-        """int32 [N, B]."""
-        return self.start[:, None] + jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
 
 
 class Decoding(NamedTuple):
@@ -105,8 +101,8 @@ class StepPrograms:
     def decide(
         self, shell: Any, x: jax.Array, state: BlockState, decoding: Decoding, step: jax.Array
     ) -> Decision:
-        """Head, proposal and acceptance for the denoising group x [N, >=B, hidden]."""
-        logits = shell.head(x[:, : self.block])
+        """Head, proposal and acceptance for the denoising group x [N, B, hidden]."""
+        logits = shell.head(x)
         if self.ban_mask:
             logits = ban(logits, self.config.mask_token_id)
         argmax, sure = greedy(logits)
@@ -148,10 +144,10 @@ class StepPrograms:
         return x, result
 
     def exact_step(
-        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
+        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, start: jax.Array
     ) -> tuple[jax.Array, list[Buffer]]:
-        """One step through exact layers: x [N, B, hidden], lengths = start + B."""
-        return self._step("exact", layers, buffers, x, positions, lengths)
+        """One step through exact layers: x [N, B, hidden], ``start`` int32 [N] of the block."""
+        return self._step("exact", layers, buffers, x, positions, start + self.block)
 
     def pool_step(
         self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array

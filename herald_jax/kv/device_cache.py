@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 Buffer = tuple[jax.Array, jax.Array]
 
@@ -64,8 +67,18 @@ class CacheShape:
 
 def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:
     """Zeroed K and V for ``layers`` layers, made on the device."""
-    with jax.default_device(device):
+    buffers: list[Buffer] = _filler(layers, shape, np.dtype(dtype), device)()
+    return buffers
+
+
+@functools.lru_cache
+def _filler(
+    layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device
+) -> Callable[[], list[Buffer]]:
+    def fill() -> list[Buffer]:
         return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers)]
+
+    return jax.jit(fill, out_shardings=SingleDeviceSharding(device))
 
 
 class DeviceCache:

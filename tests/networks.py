@@ -1,0 +1,67 @@
+"""Tiny random networks that exercise everything, and engines over them."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from herald_jax import Budget, Engine, EngineConfig
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.sdar import SdarModel
+
+TINY = ModelConfig(
+    family="sdar",
+    vocab_size=97,
+    hidden_size=48,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=96,
+    rope_theta=1e4,
+    block_size=8,
+    mask_token_id=96,
+    stop_token_ids=(5,),
+    max_position_embeddings=4096,
+    exact_layers=2,
+)
+
+
+@functools.cache
+def tiny_model(config: ModelConfig = TINY, seed: int = 0) -> SdarModel:
+    """Random weights, sharp enough that attention and confidences differ from position to position."""
+    model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    keys = iter(jax.random.split(jax.random.key(seed), 1000))
+
+    def sharpen(path, leaf):
+        noise = jax.random.normal(next(keys), leaf.shape, leaf.dtype)
+        if leaf.ndim == 1:
+            return 1 + 0.3 * noise
+        return 0.5 * noise if "embedding" in str(path) else noise * (1.5 / leaf.shape[0] ** 0.5)
+
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(sharpen, state))
+
+
+def prompts(lengths, config: ModelConfig = TINY, seed: int = 0) -> list[list[int]]:
+    """Random prompts without mask or stop tokens."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(6, config.mask_token_id, n).tolist() for n in lengths]
+
+
+def engine(method: str, budget: float = 1.0, config: ModelConfig = TINY, **options) -> Engine:
+    """An engine over the tiny network."""
+    settings = {"max_batch": 3, "prefill_chunk": 64, "max_context": 192, "timeout": 60.0}
+    settings |= {"budget": Budget(budget)} | options
+    return Engine(config, tiny_model(config), None, EngineConfig(method=method, **settings))
+
+
+def answers(made: Engine, given, generation) -> dict[str, list[int]]:
+    """Token ids by request id; any error fails the test."""
+    results = list(made.generate(given, generation))
+    assert not [r.error for r in results if r.error], results
+    return {result.id: result.token_ids for result in results}
