@@ -91,7 +91,8 @@ def check_between(name: str, low: Any, values: NDArray[np.int32], high: Any, lim
         least = int(np.broadcast_to(low, values.shape)[slot])
         most = int(np.broadcast_to(high, values.shape)[slot])
         raise ValueError(
-            f"{name}[{slot}] is {int(values[slot])}, but must be between {least} and {limit} ({most})"
+            f"{name}[{slot}] is {int(values[slot])}, "
+            f"but must be between {least} and {limit} ({most})"
         )
 
 
@@ -111,7 +112,7 @@ def check_attend(
     check_array("q", q, np.dtype(np.float32), (shape.slots, *q.shape[1:]))
     if shape.slots and (q.shape[1] == 0 or q.shape[1] % shape.heads):
         raise ValueError(
-            f"q has {q.shape[1]} query heads, but must have a multiple of the {shape.heads} KV heads"
+            f"q has {q.shape[1]} query heads, but needs a multiple of the {shape.heads} KV heads"
         )
     attended = check_slots("attend_len", attend_len, shape.slots)
     selectable = check_slots("select_len", select_len, shape.slots)

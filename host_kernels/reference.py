@@ -24,7 +24,8 @@ def scores(q: NDArray[np.float32], keys: NDArray[Any], scale: float) -> NDArray[
     heads, rows, dim = keys.shape
     grouped = q.astype(np.float64).reshape(heads, -1, 1, dim)
     products = grouped * keys.astype(np.float64)[:, None]
-    return products.sum(axis=-1).reshape(q.shape[0], rows) * scale
+    result: NDArray[np.float64] = products.sum(axis=-1).reshape(q.shape[0], rows) * scale
+    return result
 
 
 def importance(
@@ -49,7 +50,9 @@ def importance(
     weights = _softmax(q, extent, attend_len, self_k, scale)[:, :attend_len]
     weights = np.where(weights < IMPORTANCE_FLOOR, 0, weights)
     heads = extent.shape[0]
-    return weights.reshape(heads, q.shape[0] // heads, attend_len).sum(axis=1)
+    grouped = weights.reshape(heads, q.shape[0] // heads, attend_len)
+    mass: NDArray[np.float64] = grouped.sum(axis=1)
+    return mass
 
 
 def _softmax(
@@ -70,7 +73,8 @@ def _softmax(
     if not s.shape[1]:
         return s
     weights: NDArray[np.float64] = np.exp(s - s.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
 
 
 def top_rows(values: NDArray[np.float64], budget: int, sinks: int) -> NDArray[np.int32]:

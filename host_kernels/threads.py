@@ -24,7 +24,7 @@ def _group_folders(root: Path, controller: str) -> list[Path]:
     mount = root / "sys/fs/cgroup"
     folders = []
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, names, path = (line.split(":", 2) + ["", ""])[:3]
+        _, names, path = [*line.split(":", 2), "", ""][:3]
         if (names.split(",") if names else [""]).count(controller) == 0:
             continue
         base = mount if not controller else mount / names
