@@ -1,0 +1,27 @@
+"""Native CPU kernels over the KV cache in host memory.
+
+They know arrays, not JAX and not models. ``host_kernels.reference`` is the NumPy twin: the
+definition of right.
+"""
+
+from host_kernels.arena import Arena
+from host_kernels.checks import Extents
+from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa
+from host_kernels.kernels import attend_select, gather, select, store
+from host_kernels.threads import set_thread_count, thread_count
+
+__all__ = [
+    "Arena",
+    "CpuInfo",
+    "Extents",
+    "attend_select",
+    "copy_bandwidth",
+    "cpu_info",
+    "gather",
+    "read_bandwidth",
+    "select",
+    "set_isa",
+    "set_thread_count",
+    "store",
+    "thread_count",
+]

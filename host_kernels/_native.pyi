@@ -1,0 +1,54 @@
+"""Types of the native module; see src/bindings.cc. Private: use the wrappers in host_kernels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Floats = NDArray[np.float32]
+_Ints = NDArray[np.int32]
+_Bytes = NDArray[np.uint8]
+_Rows = NDArray[Any]
+
+def attend(
+    query: _Floats,
+    kv: Sequence[_Rows],
+    heads: int,
+    attend_len: _Ints,
+    select_len: _Ints,
+    budget: _Ints,
+    indices: _Ints,
+    sinks: int,
+    self_key: _Floats | None,
+    self_value: _Floats | None,
+    scale: float,
+    output: _Floats | None,
+    status: _Ints,
+    threads: int,
+) -> None: ...
+def gather(
+    kv: Sequence[_Rows],
+    indices: _Ints,
+    counts: _Ints,
+    keys: _Rows,
+    values: _Rows,
+    row_offset: int,
+    threads: int,
+) -> None: ...
+def store(
+    kv: Sequence[_Rows],
+    start: _Ints,
+    counts: _Ints,
+    keys: _Rows,
+    values: _Rows,
+    threads: int,
+) -> None: ...
+def arena(nbytes: int, huge_pages: bool, threads: int) -> tuple[_Bytes, bool]: ...
+def read_bandwidth(data: _Bytes, threads: int, repeats: int) -> float: ...
+def copy_bandwidth(source: _Bytes, target: _Bytes, threads: int, repeats: int) -> float: ...
+def isa_names() -> list[str]: ...
+def available_isas() -> list[str]: ...
+def active_isa() -> str: ...
+def choose_isa(name: str) -> None: ...
+def cpu_name() -> tuple[str, str]: ...

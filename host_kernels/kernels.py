@@ -1,0 +1,212 @@
+"""The kernels, on the best instruction set of this machine.
+
+Each call checks its arguments, releases the GIL and uses the process-wide thread pool; results do
+not depend on the number of threads. ``reference.py`` has the same functions in plain NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from host_kernels import _native
+from host_kernels.checks import (
+    Extents,
+    RowShape,
+    check_attend,
+    check_gather,
+    check_self,
+    check_store,
+)
+from host_kernels.cpu import apply_environment
+from host_kernels.threads import resolve_threads
+
+
+def _raw(array: NDArray[Any]) -> NDArray[Any]:
+    """bfloat16 crosses into native code as uint16."""
+    return array if array.dtype == np.float32 else array.view(np.uint16)
+
+
+def attend_select(
+    q: NDArray[np.float32],
+    kv: Extents,
+    attend_len: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    *,
+    sinks: int = 4,
+    self_k: NDArray[np.float32] | None = None,
+    self_v: NDArray[np.float32] | None = None,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Exact attention of one query a slot, fused with top-k selection (HERALD v2, section IV-B4).
+
+    One pass over K and V with an online softmax. The importance of a row for a KV head is the sum
+    over its G query heads of exp(score - m) / l, with m and l over everything attended; a share
+    below 2^-100 counts as zero. The ``budget`` most important rows among the first ``select_len``
+    are selected per KV head, equal ones by lower row number; the first ``sinks`` rows are always
+    among them.
+
+    On "avx512_bf16", bfloat16 keys meet a query rounded to bfloat16 (relative error 2^-9 a
+    component); all else, and all of it on the other instruction sets, is fp32.
+
+    Args:
+        q: float32 ``[N, H_q, D]``, RoPE applied; H_q a multiple of H_kv, D of 16.
+        kv: N extents ``[H_kv, rows, 2, D]``, bfloat16 or float32.
+        attend_len: int32 ``[N]``, rows attended, at most the extent's.
+        select_len: int32 ``[N]``, rows selectable, at most ``attend_len``.
+        budget: int32 ``[N]``, rows to select per KV head, at most ``select_len``.
+        indices: int32 ``[N, H_kv, K_cap]``, written: ``budget`` rows ascending, then -1.
+        sinks: leading rows always selected, inside the budget.
+        self_k, self_v: float32 ``[N, H_kv, D]``, one more key and value that takes part in the
+            softmax and the output but cannot be selected.
+        scale: softmax scale, 1/sqrt(D) by default.
+        threads: threads to use, ``thread_count()`` by default.
+
+    Returns:
+        The attention output, float32 ``[N, H_q, D]``, zeros where nothing is attended; and the
+        status, int32 ``[N]``: 0, or 1 where a score or an output was not finite. Such a slot has
+        zeros as output and selects the sinks and the most recent rows.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it.
+    """
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks)
+    check_self(self_k, self_v, shape)
+    out = np.zeros_like(q)
+    status = _attend(
+        shape, q, kv, attend_len, select_len, budget, indices, sinks, self_k, self_v, scale, out,
+        threads,
+    )  # fmt: skip
+    return out, status
+
+
+def select(
+    q: NDArray[np.float32],
+    kv: Extents,
+    attend_len: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    *,
+    sinks: int = 4,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> NDArray[np.int32]:
+    """The selection of ``attend_select`` alone: reads keys only, computes no attention output.
+
+    Arguments and errors are those of ``attend_select``.
+
+    Returns:
+        The status, int32 ``[N]``: 0, or 1 where a score was not finite.
+    """
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks)
+    return _attend(
+        shape, q, kv, attend_len, select_len, budget, indices, sinks, None, None, scale, None,
+        threads,
+    )  # fmt: skip
+
+
+def _attend(
+    shape: RowShape,
+    q: NDArray[np.float32],
+    kv: Extents,
+    attend_len: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    sinks: int,
+    self_k: NDArray[np.float32] | None,
+    self_v: NDArray[np.float32] | None,
+    scale: float | None,
+    out: NDArray[np.float32] | None,
+    threads: int | None,
+) -> NDArray[np.int32]:
+    apply_environment()
+    status = np.zeros(shape.slots, np.int32)
+    _native.attend(
+        q,
+        [_raw(extent) for extent in kv],
+        shape.heads,
+        attend_len,
+        select_len,
+        budget,
+        indices,
+        min(sinks, 2**31 - 1),
+        self_k,
+        self_v,
+        shape.dim**-0.5 if scale is None else scale,
+        out,
+        status,
+        resolve_threads(threads),
+    )
+    return status
+
+
+def gather(
+    kv: Extents,
+    indices: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    out_k: NDArray[Any],
+    out_v: NDArray[Any],
+    *,
+    row_offset: int = 0,
+    threads: int | None = None,
+) -> None:
+    """Copies selected rows into a position-major buffer; nothing else of the buffer changes.
+
+    ``out_k[n, row_offset + j, h] = kv[n][h, indices[n, h, j], 0]`` for ``j < counts[n]``, and
+    ``out_v`` likewise from ``[..., 1]``.
+
+    Args:
+        kv: N extents ``[H_kv, rows, 2, D]``.
+        indices: int32 ``[N, H_kv, K_cap]``.
+        counts: int32 ``[N]``, at most K_cap.
+        out_k, out_v: ``[N, R, H_kv, D]`` of the extents' dtype, written.
+        row_offset: first row of the buffer to write.
+        threads: threads to use.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit, or an index lies outside its extent;
+            nothing has been written then.
+    """
+    shape = check_gather(kv, indices, counts, out_k, out_v, row_offset)
+    if not shape.slots:
+        return
+    apply_environment()
+    rows = [_raw(extent) for extent in kv]
+    _native.gather(
+        rows, indices, counts, _raw(out_k), _raw(out_v), row_offset, resolve_threads(threads)
+    )
+
+
+def store(
+    kv: Extents,
+    start: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    *,
+    threads: int | None = None,
+) -> None:
+    """Writes new keys and values: ``kv[n][h, start[n] + j, 0] = k[n, j, h]``, ``[..., 1]`` from v.
+
+    Args:
+        kv: N extents ``[H_kv, rows, 2, D]``, written.
+        start: int32 ``[N]``, first row to write.
+        counts: int32 ``[N]``, rows to write; 0 skips the slot.
+        k, v: ``[N, S, H_kv, D]`` of the extents' dtype.
+        threads: threads to use.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; nothing has been written then.
+    """
+    shape = check_store(kv, start, counts, k, v)
+    if not shape.slots:
+        return
+    rows = [_raw(extent) for extent in kv]
+    _native.store(rows, start, counts, _raw(k), _raw(v), resolve_threads(threads))

@@ -1,0 +1,203 @@
+// The Python face of the native code. The wrappers in host_kernels/ validate arguments; here only
+// what memory safety needs is checked again. Every call releases the GIL while it works.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "arena.h"
+#include "attend.h"
+#include "bandwidth.h"
+#include "cpu_features.h"
+#include "rows.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace herald {
+namespace {
+
+// bf16 crosses as uint16, so two item types are all there is.
+using Rows = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using RowsIn = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using FloatsIn = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using IntsIn = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<int32_t, nb::c_contig, nb::device::cpu>;
+using BytesIn = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool fine, const char* what) {
+  if (!fine) throw std::invalid_argument(what);
+}
+
+template <class Array>
+DType dtype_of(const Array& array) {
+  require(array.itemsize() == 2 || array.itemsize() == 4, "rows must be bf16 (as uint16) or fp32");
+  return array.itemsize() == 2 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+template <class Array>
+std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t heads, int64_t dim) {
+  std::vector<Extent> slots;
+  slots.reserve(kv.size());
+  for (const auto& array : kv) {
+    require(array.ndim() == 4 && dtype_of(array) == dtype &&
+                static_cast<int64_t>(array.shape(0)) == heads && array.shape(2) == 2 &&
+                static_cast<int64_t>(array.shape(3)) == dim,
+            "every extent must be [heads][rows][2][dim] of one type");
+    slots.push_back({static_cast<char*>(const_cast<void*>(static_cast<const void*>(array.data()))),
+                     static_cast<int64_t>(array.shape(1))});
+  }
+  return slots;
+}
+
+// query [N, H_kv * G, D]; output absent means keys only.
+void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t heads,
+               const IntsIn& attend_len, const IntsIn& select_len, const IntsIn& budget,
+               const Ints& indices, int64_t sinks, const std::optional<FloatsIn>& self_key,
+               const std::optional<FloatsIn>& self_value, float scale,
+               const std::optional<Floats>& output, const Ints& status, int threads) {
+  if (kv.empty()) return;
+  AttendCall call;
+  call.dtype = dtype_of(kv[0]);
+  call.heads = heads;
+  require(query.ndim() == 3 && indices.ndim() == 3 && heads > 0, "query and indices need 3 axes");
+  call.group = static_cast<int64_t>(query.shape(1)) / heads;
+  call.dim = static_cast<int64_t>(query.shape(2));
+  call.slots = extents(kv, call.dtype, heads, call.dim);
+  call.query = query.data();
+  call.attend_len = attend_len.data();
+  call.select_len = select_len.data();
+  call.budget = budget.data();
+  call.indices = indices.data();
+  call.capacity = static_cast<int64_t>(indices.shape(2));
+  call.sinks = sinks;
+  if (self_key && self_value) {
+    call.self_key = self_key->data();
+    call.self_value = self_value->data();
+  }
+  call.scale = scale;
+  if (output) call.output = output->data();
+  call.status = status.data();
+  call.threads = threads;
+  nb::gil_scoped_release nogil;
+  attend_select(call);
+}
+
+void py_gather(const std::vector<RowsIn>& kv, const IntsIn& indices, const IntsIn& counts,
+               const Rows& keys, const Rows& values, int64_t row_offset, int threads) {
+  if (kv.empty()) return;
+  GatherCall call;
+  require(keys.ndim() == 4 && indices.ndim() == 3, "out_k needs 4 axes and indices 3");
+  call.dtype = dtype_of(keys);
+  call.heads = static_cast<int64_t>(keys.shape(2));
+  call.dim = static_cast<int64_t>(keys.shape(3));
+  call.slots = extents(kv, call.dtype, call.heads, call.dim);
+  call.indices = indices.data();
+  call.capacity = static_cast<int64_t>(indices.shape(2));
+  call.counts = counts.data();
+  call.keys = static_cast<char*>(keys.data());
+  call.values = static_cast<char*>(values.data());
+  call.rows = static_cast<int64_t>(keys.shape(1));
+  call.row_offset = row_offset;
+  call.threads = threads;
+  BadIndex bad;
+  int32_t index = 0;
+  int64_t rows = 0;
+  {
+    nb::gil_scoped_release nogil;
+    bad = find_bad_index(call);
+    if (!bad.found) return gather(call);
+    index = call.indices[(bad.slot * call.heads + bad.head) * call.capacity + bad.position];
+    rows = call.slots[static_cast<size_t>(bad.slot)].rows;
+  }
+  throw std::invalid_argument(
+      "indices[" + std::to_string(bad.slot) + ", " + std::to_string(bad.head) + ", " +
+      std::to_string(bad.position) + "] is " + std::to_string(index) + ", but kv[" +
+      std::to_string(bad.slot) + "] has rows 0 to " + std::to_string(rows - 1));
+}
+
+void py_store(const std::vector<Rows>& kv, const IntsIn& start, const IntsIn& counts,
+              const RowsIn& keys, const RowsIn& values, int threads) {
+  if (kv.empty()) return;
+  StoreCall call;
+  require(keys.ndim() == 4, "k needs 4 axes");
+  call.dtype = dtype_of(keys);
+  call.heads = static_cast<int64_t>(keys.shape(2));
+  call.dim = static_cast<int64_t>(keys.shape(3));
+  call.slots = extents(kv, call.dtype, call.heads, call.dim);
+  call.start = start.data();
+  call.counts = counts.data();
+  call.keys = static_cast<const char*>(static_cast<const void*>(keys.data()));
+  call.values = static_cast<const char*>(static_cast<const void*>(values.data()));
+  call.rows = static_cast<int64_t>(keys.shape(1));
+  call.threads = threads;
+  nb::gil_scoped_release nogil;
+  store(call);
+}
+
+// The array owns the mapping: it lives as long as the last view of it.
+std::pair<nb::object, bool> py_arena(size_t bytes, bool huge_pages, int threads) {
+  std::unique_ptr<Arena> arena;
+  {
+    nb::gil_scoped_release nogil;
+    arena = std::make_unique<Arena>(bytes, huge_pages, threads);
+  }
+  char* data = arena->data();
+  const bool huge = arena->huge_pages();
+  nb::capsule owner(arena.get(), [](void* p) noexcept {
+    nb::gil_scoped_release nogil;
+    delete static_cast<Arena*>(p);
+  });
+  arena.release();
+  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> array(data, {bytes}, owner);
+  return {nb::cast(array), huge};
+}
+
+}  // namespace
+}  // namespace herald
+
+NB_MODULE(_native, m) {
+  using namespace herald;
+  m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
+        "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
+        "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(), "scale"_a,
+        "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
+  m.def("gather", &py_gather, "kv"_a, "indices"_a.noconvert(), "counts"_a.noconvert(),
+        "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
+  m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),
+        "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a);
+  m.def("arena", &py_arena, "nbytes"_a, "huge_pages"_a, "threads"_a);
+  m.def(
+      "read_bandwidth",
+      [](const BytesIn& data, int threads, int repeats) {
+        nb::gil_scoped_release nogil;
+        return read_bandwidth(reinterpret_cast<const char*>(data.data()), data.size(), threads,
+                              repeats);
+      },
+      "data"_a.noconvert(), "threads"_a, "repeats"_a);
+  m.def(
+      "copy_bandwidth",
+      [](const BytesIn& from, const Bytes& to, int threads, int repeats) {
+        require(from.size() == to.size(), "src and dst must have one size");
+        nb::gil_scoped_release nogil;
+        return copy_bandwidth(reinterpret_cast<const char*>(from.data()),
+                              reinterpret_cast<char*>(to.data()), from.size(), threads, repeats);
+      },
+      "source"_a.noconvert(), "target"_a.noconvert(), "threads"_a, "repeats"_a);
+  m.def("isa_names", &isa_names);
+  m.def("available_isas", &available_isas);
+  m.def("active_isa", [] { return active_table().name; });
+  m.def("choose_isa", &choose_isa, "name"_a);
+  m.def("cpu_name", [] {
+    const CpuState cpu = read_cpu_state();
+    return std::pair<std::string, std::string>(cpu.vendor, cpu.model);
+  });
+}

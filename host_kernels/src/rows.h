@@ -1,0 +1,48 @@
+// Moving rows between a slot's extent and position-major buffers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attend.h"
+#include "kernel_table.h"
+
+namespace herald {
+
+struct GatherCall {
+  DType dtype;
+  std::vector<Extent> slots;
+  int64_t heads, dim;
+  const int32_t* indices;  // [slots][heads][capacity]
+  int64_t capacity;
+  const int32_t* counts;  // [slots]
+  char* keys;             // [slots][rows][heads][dim]
+  char* values;
+  int64_t rows, row_offset;
+  int threads;
+};
+
+struct BadIndex {
+  bool found;
+  int64_t slot, head, position;
+};
+
+// The first index outside its slot, if any; gather() must not run then.
+BadIndex find_bad_index(const GatherCall& call);
+void gather(const GatherCall& call);
+
+struct StoreCall {
+  DType dtype;
+  std::vector<Extent> slots;
+  int64_t heads, dim;
+  const int32_t* start;   // [slots]
+  const int32_t* counts;  // [slots]
+  const char* keys;       // [slots][rows][heads][dim]
+  const char* values;
+  int64_t rows;
+  int threads;
+};
+
+void store(const StoreCall& call);
+
+}  // namespace herald

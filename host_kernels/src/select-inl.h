@@ -1,0 +1,114 @@
+// Importance of every row of a head and its exact top-k: a radix selection by histograms of the
+// float bits, no heap and no sort. Needs a Simd and scan-inl.h.
+#pragma once
+
+#include <cstdint>
+
+#include "scan-inl.h"
+
+namespace herald {
+namespace {
+
+inline uint32_t float_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float bits_float(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+// importance[row] = sum over the group of weight / normaliser (paper, section IV-B4).
+inline void compute_importance(const HeadSelect& h) {
+  constexpr int kVectors = kTileRows / Simd::kLanes;
+  for (int64_t row = 0; row < h.select_len; row += kTileRows) {
+    const float* exponents = h.exponents + row / kTileRows * h.group;
+    Simd::F sums[kVectors];
+    for (int i = 0; i < kVectors; ++i) sums[i] = Simd::set(0);
+    for (int64_t g = 0; g < h.group; ++g) {
+      const float power = exp2_integer(exponents[g] - h.maximum[g]);
+      const Simd::F factor = Simd::set(power / h.normaliser[g]);
+      const float* weights = h.weights + g * h.weight_stride + row;
+      for (int i = 0; i < kVectors; ++i) {
+        const Simd::F part = Simd::mul(Simd::load(weights + i * Simd::kLanes), factor);
+        sums[i] = Simd::add(sums[i], Simd::keep_at_least(part, kImportanceFloor));
+      }
+    }
+    for (int i = 0; i < kVectors; ++i) Simd::store(h.importance + row + i * Simd::kLanes, sums[i]);
+  }
+  // Sinks outrank everything; padding is outranked by everything.
+  const int64_t sinks = h.sinks < h.budget ? h.sinks : h.budget;
+  for (int64_t row = 0; row < sinks; ++row) h.importance[row] = 0x1p127f;
+  for (int64_t row = h.select_len; row % kTileRows; ++row) h.importance[row] = -1;
+}
+
+// The bin, from the top, in which the `need`-th largest lies; `need` becomes its rank inside it.
+inline int64_t find_bin(const uint32_t* histogram, int64_t bins, int64_t& need) {
+  int64_t bin = bins - 1;
+  while (histogram[bin] < static_cast<uint64_t>(need)) need -= histogram[bin--];
+  return bin;
+}
+
+template <class Emit>
+inline void for_each_bit(uint32_t mask, Emit emit) {
+  for (; mask; mask &= mask - 1) emit(__builtin_ctz(mask));
+}
+
+// Exact value of the `need`-th largest of importance[0, n); `need` becomes how many rows of exactly
+// that value belong to the selection. Bits are taken 12, 11 and 8 at a time from the top.
+inline float find_threshold(const HeadSelect& h, int64_t& need) {
+  const int64_t n = h.select_len;
+  const int64_t tables = n >= kHistogramBins ? kHistogramTables : 1;
+  uint32_t* histogram = h.histogram;
+  __builtin_memset(histogram, 0, sizeof(uint32_t) * tables * kHistogramBins);
+  // Neighbouring rows often share a bin; several tables keep their increments independent.
+  const int64_t table_mask = tables - 1;
+  for (int64_t i = 0; i < n; ++i)
+    ++histogram[(i & table_mask) * kHistogramBins + (float_bits(h.importance[i]) >> 19)];
+  for (int64_t t = 1; t < tables; ++t)
+    for (int64_t b = 0; b < kHistogramBins; ++b) histogram[b] += histogram[t * kHistogramBins + b];
+  const uint32_t top = static_cast<uint32_t>(find_bin(histogram, kHistogramBins, need));
+
+  const Simd::F low = Simd::set(bits_float(top << 19));
+  const Simd::F high = Simd::set(bits_float((top << 19) | 0x7ffff));
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += Simd::kLanes) {
+    const Simd::F x = Simd::load(h.importance + i);
+    for_each_bit(Simd::at_least(x, low) & Simd::at_least(high, x),
+                 [&](int lane) { h.candidates[count++] = float_bits(h.importance[i + lane]); });
+  }
+  __builtin_memset(histogram, 0, sizeof(uint32_t) * 2048);
+  for (int64_t i = 0; i < count; ++i) ++histogram[(h.candidates[i] >> 8) & 0x7ff];
+  const uint32_t middle = (top << 11) | static_cast<uint32_t>(find_bin(histogram, 2048, need));
+  __builtin_memset(histogram, 0, sizeof(uint32_t) * 256);
+  for (int64_t i = 0; i < count; ++i)
+    if (h.candidates[i] >> 8 == middle) ++histogram[h.candidates[i] & 0xff];
+  return bits_float((middle << 8) | static_cast<uint32_t>(find_bin(histogram, 256, need)));
+}
+
+void select_head(const HeadSelect& h) {
+  if (h.budget == 0) return;
+  if (h.budget == h.select_len) {
+    for (int64_t i = 0; i < h.select_len; ++i) h.indices[i] = static_cast<int32_t>(i);
+    return;
+  }
+  compute_importance(h);
+  int64_t ties = h.budget, count = 0;
+  const float value = find_threshold(h, ties);
+  const Simd::F threshold = Simd::set(value);
+  for (int64_t i = 0; i < h.select_len; i += Simd::kLanes) {
+    const Simd::F x = Simd::load(h.importance + i);
+    const uint32_t above = Simd::greater(x, threshold);
+    const uint32_t chosen = ties > 0 ? Simd::at_least(x, threshold) : above;
+    for_each_bit(chosen, [&](int lane) {
+      if (!(above >> lane & 1) && ties-- <= 0) return;
+      h.indices[count++] = static_cast<int32_t>(i + lane);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace herald

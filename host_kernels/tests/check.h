@@ -1,0 +1,25 @@
+// The smallest test harness that does: CHECK reports and counts, finish() is main's exit status.
+#pragma once
+
+#include <cstdio>
+
+namespace check {
+
+inline int failures = 0;
+
+inline int finish() {
+  if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
+  return failures ? 1 : 0;
+}
+
+}  // namespace check
+
+#define CHECK(condition, ...)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      ++check::failures;                                                   \
+      std::fprintf(stderr, "%s:%d: %s:", __FILE__, __LINE__, #condition); \
+      std::fprintf(stderr, " " __VA_ARGS__);                               \
+      std::fprintf(stderr, "\n");                                          \
+    }                                                                      \
+  } while (0)

@@ -1,0 +1,13 @@
+foreach(object IN LISTS OBJECTS)
+  if(NOT object MATCHES "isa_[a-z0-9_]+\\.cc")
+    continue()
+  endif()
+  execute_process(COMMAND ${NM} --defined-only --extern-only ${object}
+                  OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]+" symbols "${symbols}")
+  list(LENGTH symbols count)
+  if(NOT count EQUAL 1 OR NOT symbols MATCHES "Table")
+    message(FATAL_ERROR "${object} must define its table alone, but defines: ${symbols}")
+  endif()
+  message(STATUS "${object}: ${symbols}")
+endforeach()
