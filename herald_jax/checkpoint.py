@@ -239,7 +239,8 @@ def load(
     check_dtype(dtype or stored)
     kind = jnp.dtype(dtype or stored)
     place = sharding or SingleDeviceSharding(jax.devices()[0])
-    shapes = registry.parameters(registry.abstract(config, kind))
+    skeleton = registry.abstract(config, kind)
+    shapes = registry.parameters(skeleton)
     values: dict[str, jax.Array] = {}
     for item, paths in by_item(shapes).items():
         wanted = {
@@ -260,7 +261,7 @@ def load(
                 f"{path} is damaged: params/{item} cannot be restored "
                 f"({_first_line(error)}); convert it again"
             ) from error
-    return config, registry.assemble(config, kind, values)
+    return config, registry.assemble(skeleton, values)
 
 
 def check_dtype(dtype: str) -> None:

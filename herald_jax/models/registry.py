@@ -261,13 +261,13 @@ def parameters(model: SdarModel) -> dict[str, Any]:
     return {_dotted(path): value for path, value in jax.tree_util.tree_leaves_with_path(pure)}
 
 
-def assemble(config: ModelConfig, dtype: jnp.dtype, values: Mapping[str, Any]) -> SdarModel:
-    """A network around the arrays of ``values``, keyed as in ``parameters``.
+def assemble(skeleton: SdarModel, values: Mapping[str, Any]) -> SdarModel:
+    """An abstract network made real with the arrays of ``values``, keyed as in ``parameters``.
 
     Raises:
       KeyError: a parameter is absent.
     """
-    graph, state = nnx.split(abstract(config, dtype))
+    graph, state = nnx.split(skeleton)
     filled = jax.tree_util.tree_map_with_path(
         lambda path, _: values[_dotted(path)], nnx.to_pure_dict(state)
     )
