@@ -33,7 +33,7 @@ TINY = ModelConfig(
 
 @functools.cache
 def tiny_model(config: ModelConfig = TINY, seed: int = 0) -> SdarModel:
-    """Random weights, sharp enough that attention and confidences differ from position to position."""
+    """Random weights, sharp enough that attention and confidence differ between positions."""
     model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
     keys = iter(jax.random.split(jax.random.key(seed), 1000))
 

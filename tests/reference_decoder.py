@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
+from flax import nnx
 
 from herald_jax.diffusion.reference import accept_reference
 from herald_jax.engine.config import GenerationConfig
 
 
+@functools.cache
+def _forward(graph):
+    return jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))
+
+
 def decode(model, config, prompt, generation: GenerationConfig) -> list[int]:
-    """Greedy answer of ``max_new_tokens`` tokens at most, the whole sequence recomputed each step."""
+    """Greedy answer of at most ``max_new_tokens`` tokens; all is recomputed at every step."""
+    graph, state = nnx.split(model)
+    logits_of = _forward(graph)
     block = config.block_size
     total = -(-(len(prompt) + generation.max_new_tokens) // block) * block
-    tokens = np.full(total, config.mask_token_id, np.int32)
+    padded = -(-total // 64) * 64
+    tokens = np.full(padded, config.mask_token_id, np.int32)
     tokens[: len(prompt)] = prompt
-    masked = np.arange(total) >= len(prompt)
+    masked = np.arange(padded) >= len(prompt)
     for start in range(len(prompt) // block * block, total, block):
         end, step = start + block, 0
         while masked[start:end].any():
-            # Padding to the full length keeps one compiled shape; later blocks are never seen.
-            logits = np.array(model(jnp.asarray(tokens)[None])[0, start:end], np.float64)
+            # Padding keeps the number of compiled shapes small; later blocks are never seen.
+            logits = np.array(logits_of(state, tokens[None])[0, start:end], np.float64)
             logits[:, config.mask_token_id] = -np.inf
             best = logits.argmax(-1)
             shifted = np.exp(logits - logits.max(-1, keepdims=True))

@@ -75,17 +75,19 @@ class Batch:
         """Generation parameters as arrays over slots."""
         size, block = self.shape.slots, self.shape.block_size
 
-        arrays = Decoding(
-            threshold=np.full(size, generation.threshold, np.float32),
-            steps=np.full(size, generation.steps or block, np.int32),
+        def full(value: float, dtype: type[np.generic]) -> jax.Array:
+            return jax.device_put(np.full(size, value, dtype), self.device)
+
+        return Decoding(
+            threshold=full(generation.threshold, np.float32),
+            steps=full(generation.steps or block, np.int32),
             sampling=Sampling(
-                np.full(size, generation.temperature, np.float32),
-                np.full(size, generation.top_k, np.int32),
-                np.full(size, generation.top_p, np.float32),
-                self._seeds(),
+                full(generation.temperature, np.float32),
+                full(generation.top_k, np.int32),
+                full(generation.top_p, np.float32),
+                jax.device_put(self._seeds(), self.device),
             ),
         )
-        return jax.device_put(arrays, self.device)
 
     def _seeds(self) -> np.ndarray:
         return np.array([0 if slot is None else slot.seed for slot in self.slots], np.uint32)

@@ -21,7 +21,10 @@ class EngineConfig:
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens; None fits the requests at hand.
       prefill_chunk: prompt tokens per prefill program (rounded to whole blocks).
-      layer_group: layers per program of the main stream; None runs a kind's layers as one.
+      layer_group: layers per program of the main stream; None takes 4 on an accelerator, where
+        the retrieval stream's programs run in between, and all of a kind on the CPU.
+      queue_depth: programs of the main stream in flight at most (0: any number); None takes 2 on
+        an accelerator, one running and one waiting.
       retrieval_streams: part-batches that alternate between host and device; None picks 2 on an
         accelerator and 1 on the CPU.
       threads: host kernel threads; None takes what affinity and the cgroup's quota allow.
@@ -38,6 +41,7 @@ class EngineConfig:
     max_context: int | None = None
     prefill_chunk: int = 512
     layer_group: int | None = None
+    queue_depth: int | None = None
     retrieval_streams: int | None = None
     threads: int | None = None
     device_memory: int | None = None

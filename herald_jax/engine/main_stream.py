@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from herald_jax.diffusion.draft import draft
 from herald_jax.engine.errors import EngineError, WaitTimeout
-from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, Decision, Decoding, StepPrograms
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import Buffer, DeviceCache
@@ -42,7 +43,7 @@ def wait_ready(array: jax.Array, timeout: float, what: str) -> None:
     """
     deadline = time.monotonic() + timeout
     pause = 1e-5
-    while not array.is_ready():
+    while not array.is_ready():  # type: ignore[attr-defined]
         if time.monotonic() > deadline:
             raise WaitTimeout(f"waited {timeout:g} s for {what}")
         time.sleep(pause)
@@ -59,6 +60,7 @@ class MainStream:
         cache: DeviceCache,
         *,
         layer_group: int | None,
+        queue_depth: int,
         timeout: float,
         timeline: Timeline,
     ) -> None:
@@ -68,8 +70,10 @@ class MainStream:
         self.exact_groups = stack.groups(0, exact, layer_group)
         self.pool_groups = stack.groups(exact, len(stack), layer_group)
         self.block = programs.block
+        self.queue_depth = queue_depth
+        self._queued: deque[jax.Array] = deque()
         self._pair_inputs = jax.jit(self._pair)
-        self._columns = jax.jit(lambda x, a, b: x[:, a:b], static_argnums=(1, 2))
+        self._columns = jax.jit(_columns, static_argnums=(1, 2))
         self._swap = jax.jit(self._swapped, donate_argnums=0)
 
     def _pair(self, state: BlockState, argmax: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -128,13 +132,14 @@ class MainStream:
         Returns:
           tokens int32 [N, B] and the number of forward passes, commit included.
         """
+        rows, kept, keep = jax.device_put((pool_rows, kept_rows, budget), self.cache.device)
         previous: jax.Array | None = None
         argmax = state.tokens
         for step in range(self.block + 2):
-            lengths = pool_rows if step == 0 else kept_rows
+            lengths = rows if step == 0 else kept
             with self.timeline.span("main", "queue"):
                 if step == 0:
-                    decision = self._first(state, decoding, lengths, budget, lookahead)
+                    decision = self._first(state, decoding, lengths, keep, lookahead)
                 elif step == 1 and lookahead is not None and lookahead.draft:
                     decision = self._pair_step(state, argmax, decoding, lengths, lookahead)
                 else:
@@ -154,6 +159,17 @@ class MainStream:
             "steps; this cannot happen while the [MASK] token is banned (ban_mask)"
         )
 
+    def _pace(self, x: jax.Array) -> jax.Array:
+        """Keeps the device's queue short, so that the retrieval stream's programs get in between.
+
+        There is one compute stream: what is launched waits for all that was queued before it.
+        """
+        if self.queue_depth:
+            self._queued.append(x)
+            while len(self._queued) > self.queue_depth:
+                wait_ready(self._queued.popleft(), self.timeout, "a program of the main stream")
+        return x
+
     def _embed(self, tokens: jax.Array) -> jax.Array:
         return self.stack.on_shell(self.programs.embed)(tokens)
 
@@ -167,23 +183,25 @@ class MainStream:
             x, self.cache.exact[part] = program(
                 self.cache.exact[part], x, state.positions, state.start
             )
+            self._pace(x)
         return x
 
     def _plain(
-        self, state: BlockState, decoding: Decoding, lengths: np.ndarray, step: int
+        self, state: BlockState, decoding: Decoding, lengths: jax.Array, step: int
     ) -> Decision:
         x = self._exact(self._embed(state.tokens), state)
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.pool_step, group, donate=[0])
             x, self.cache.pool[part] = program(self.cache.pool[part], x, state.positions, lengths)
+            self._pace(x)
         return self._decide(x, state, decoding, step)
 
     def _first(
         self,
         state: BlockState,
         decoding: Decoding,
-        lengths: np.ndarray,
-        budget: np.ndarray,
+        lengths: jax.Array,
+        budget: jax.Array,
         lookahead: Lookahead | None,
     ) -> Decision:
         shape = self.cache.shape
@@ -200,6 +218,7 @@ class MainStream:
                     self.cache.pool[part], x, state.positions, lengths, state.masked, budget
                 )
                 queries += merged
+                self._pace(x)
             decision = self._decide(x, state, decoding, 0)
         else:
             decision = self._plain(state, decoding, lengths, 0)
@@ -214,7 +233,7 @@ class MainStream:
         state: BlockState,
         argmax: jax.Array,
         decoding: Decoding,
-        lengths: np.ndarray,
+        lengths: jax.Array,
         lookahead: Lookahead,
     ) -> Decision:
         tokens, positions = self._pair_inputs(state, argmax)
@@ -223,6 +242,7 @@ class MainStream:
             program = self.stack.on_layers(self.programs.exact_pair, group, donate=[0])
             part = slice(group.first, group.last)
             x, self.cache.exact[part] = program(self.cache.exact[part], x, positions, state.start)
+            self._pace(x)
         width = 2 * self.block
         representative, x = self._columns(x, width, width + 1), self._columns(x, 0, width)
         positions = self._columns(positions, 0, width)
@@ -231,11 +251,16 @@ class MainStream:
             program = self.stack.on_layers(self.programs.pool_pair, group, donate=[0])
             x, self.cache.pool[part], rows = program(self.cache.pool[part], x, positions, lengths)
             drafts += rows
+            self._pace(x)
         for pair in drafts:
             start_fetch(pair)
         lookahead.begin(representative, drafts, None)
         return self._decide(self._columns(x, 0, self.block), state, decoding, 1)
 
-    def _pool_parts(self) -> list[tuple[object, slice]]:
+    def _pool_parts(self) -> list[tuple[LayerGroup, slice]]:
         exact = self.cache.shape.exact_layers
         return [(g, slice(g.first - exact, g.last - exact)) for g in self.pool_groups]
+
+
+def _columns(x: jax.Array, first: int, last: int) -> jax.Array:
+    return x[:, first:last]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, DeviceCache, zeros
+from herald_jax.kv.plan import prefill_rows
 from herald_jax.kv.transfer import start_fetch
 from herald_jax.selection import Selector
 
@@ -51,11 +53,8 @@ class Prefill:
         self._place = jax.jit(place, donate_argnums=0)
 
     def buffer_rows(self, need: int) -> int:
-        """Rows of the request's buffer: the chunk size doubled until ``need`` fits."""
-        rows = self.chunk
-        while rows < need:
-            rows *= 2
-        return rows
+        """Rows of the request's buffer: the chunk size doubled until ``need`` fits, or the most."""
+        return prefill_rows(need, self.cache.shape.rows, self.chunk)
 
     def run(self, index: int, slot: Slot) -> None:
         """Fills slot ``index`` of the device's cache and the slot's booking.
@@ -159,5 +158,5 @@ class Prefill:
         return np.stack(parts)
 
 
-def _embed(shell: object, tokens: jax.Array) -> jax.Array:
-    return shell.embed(tokens)  # type: ignore[attr-defined]
+def _embed(shell: Any, tokens: jax.Array) -> jax.Array:
+    return shell.embed(tokens)

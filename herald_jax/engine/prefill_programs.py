@@ -20,6 +20,20 @@ class PrefillPrograms:
         self.config, self.block = config, config.block_size
         self.sinks, self.selected = sinks, selected
 
+    def best_rows(self, scores: jax.Array, select_len: jax.Array, count: int) -> jax.Array:
+        """The ``count`` best of rows [0, select_len), sinks first, ties by the lower index.
+
+        Args:
+          scores: float32 [H_kv, R], not negative.
+
+        Returns:
+          int32 [H_kv, count] in descending order; what lies past ``select_len`` comes last.
+        """
+        row = jnp.arange(scores.shape[1])
+        scores = jnp.where(row < self.sinks, jnp.inf, scores)
+        _, best = jax.lax.top_k(jnp.where(row < select_len, scores, -1.0), count)
+        return best
+
     def chunk(
         self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
     ) -> tuple[jax.Array, list[Buffer], list[Buffer]]:
@@ -77,11 +91,8 @@ class PrefillPrograms:
             values = write_rows(values, v, start[None])
             x = layer.post(x, attend(q, keys, values, length))
             mass = importance(q, keys, length, masked)[0] if scores is None else scores[index]
-            row = jnp.arange(keys.shape[1])
-            score = jnp.where(row < jnp.minimum(self.sinks, select_len), jnp.inf, mass)
-            score = jnp.where(row < select_len, score, -1.0)
             count = min(self.selected, keys.shape[1])
-            _, best = jax.lax.top_k(score, count)
+            best = self.best_rows(mass, select_len, count)
 
             def rows_of(buffer: jax.Array, best: jax.Array = best, count: int = count) -> jax.Array:
                 tail = jax.lax.dynamic_slice_in_dim(buffer, start - b, b, axis=1)

@@ -6,6 +6,7 @@ is being scanned on the host, the other's projections and MLP run on the device.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -87,7 +88,7 @@ class RetrievalStream:
             shape.dtype,
             device,
         )
-        self._rows = jax.jit(lambda x, a, b: x[a:b], static_argnums=(1, 2))
+        self._rows = jax.jit(_rows, static_argnums=(1, 2))
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
@@ -146,7 +147,7 @@ class RetrievalStream:
         )
         self._current = retrieval
         self._futures = [
-            worker.submit(lambda index=index: self._run(retrieval, index))
+            worker.submit(functools.partial(self._run, retrieval, index))
             for index, worker in enumerate(self.workers)
         ]
 
@@ -211,9 +212,9 @@ class RetrievalStream:
                     retrieval.failures[slot] = f"selection failed: {error}"
         for layer in range(delivered, self.shape.sparse_layers):
             self._deliver(retrieval, layer)
-        for slot in np.flatnonzero(part.status):
+        for bad in np.flatnonzero(part.status):
             retrieval.failures.setdefault(
-                first + int(slot), "selection met scores that are not finite numbers"
+                first + int(bad), "selection met scores that are not finite numbers"
             )
         retrieval.seconds = max(retrieval.seconds, time.perf_counter() - began)
 
@@ -288,3 +289,7 @@ class RetrievalStream:
             retrieval.waiting[layer] -= 1
             if retrieval.waiting[layer] == 0:
                 retrieval.pool[layer] = self.staging.send(layer)
+
+
+def _rows(x: jax.Array, first: int, last: int) -> jax.Array:
+    return x[first:last]

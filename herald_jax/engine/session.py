@@ -49,6 +49,7 @@ class Session:
         Raises:
           MemoryError: the host refuses the full pool or staging.
         """
+        accelerator = device.platform != "cpu"
         if config.threads is not None:
             host_kernels.set_thread_count(config.threads)
         self.config, self.shape, self.selector = config, shape, selector
@@ -63,11 +64,8 @@ class Session:
             nbytes=host_bytes,
             threads=config.threads,
         )
-        common = {
-            "layer_group": config.layer_group,
-            "timeout": config.timeout,
-            "timeline": timeline,
-        }
+        group = config.layer_group or (4 if accelerator else None)
+        depth = (2 if accelerator else 0) if config.queue_depth is None else config.queue_depth
         self.main = MainStream(
             stack,
             StepPrograms(
@@ -80,7 +78,10 @@ class Session:
                 ban_mask=generation.ban_mask,
             ),
             self.cache,
-            **common,
+            layer_group=group,
+            queue_depth=depth,
+            timeout=config.timeout,
+            timeline=timeline,
         )
         self.prefill = Prefill(
             stack,
@@ -89,11 +90,13 @@ class Session:
             selector=selector,
             budget=config.budget,
             chunk=config.prefill_chunk,
-            **common,
+            layer_group=group,
+            timeout=config.timeout,
+            timeline=timeline,
         )
         self.retrieval: RetrievalStream | None = None
         if selector is not None:
-            streams = config.retrieval_streams or (1 if device.platform == "cpu" else 2)
+            streams = config.retrieval_streams or (2 if accelerator else 1)
             self.retrieval = RetrievalStream(
                 selector,
                 stack,

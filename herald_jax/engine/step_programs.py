@@ -232,7 +232,7 @@ class StepPrograms:
         result = []
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)
-            outs = []
+            outs: list[jax.Array] = []
             for part, row in groups:
                 if outs:
                     buffer = after(outs[-1], buffer)

@@ -11,6 +11,7 @@ from herald_jax.kv.device_cache import CacheShape
 from herald_jax.models.config import ModelConfig
 
 LOGIT_COPIES = 2
+SCORE_COPIES = 3
 BATCH_CEILING = 4096
 
 
@@ -22,7 +23,8 @@ class MemoryPlan:
       weights: parameters on the device.
       exact, pools: KV of the exact layers; active and idle sparse pool.
       prefill: one request's full KV, held while its prompt is read.
-      workspace: logits of a step in float32, and activations.
+      workspace: activations, and the larger of a step's logits and a prefill chunk's attention
+        scores, in float32.
       host_pool: the full pool for all slots; ``staging``: host buffers of one idle pool.
     """
 
@@ -96,6 +98,17 @@ def cache_shape(
     )
 
 
+def prefill_rows(need: int, most: int, chunk: int) -> int:
+    """Rows of a prefill buffer: ``chunk`` doubled until ``need`` fits, at most what fits ``most``.
+
+    Few sizes mean few compilations.
+    """
+    rows = chunk
+    while rows < need:
+        rows *= 2
+    return min(rows, -(-max(most, need) // chunk) * chunk)
+
+
 def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) -> MemoryPlan:
     """The memory plan of an engine with this cache."""
     itemsize = shape.dtype.itemsize
@@ -104,16 +117,14 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     activations = tokens * (4 * config.hidden_size + 2 * config.intermediate_size) * itemsize
     logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
     entry = 2 * config.num_kv_heads * config.head_dim * itemsize
-    # Prefill buffers double from the chunk size until the prompt fits.
-    prefill_rows = prefill_chunk
-    while prefill_rows < shape.rows:
-        prefill_rows *= 2
+    rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
+    scores = SCORE_COPIES * config.num_heads * prefill_chunk * rows * 4
     return MemoryPlan(
         weights=parameter_count(config) * itemsize,
         exact=shape.exact_bytes,
         pools=2 * shape.pool_bytes,
-        prefill=config.num_layers * entry * prefill_rows,
-        workspace=activations + logits,
+        prefill=config.num_layers * entry * rows,
+        workspace=activations + max(logits, scores),
         host_pool=slots * shape.sparse_layers * entry * shape.rows,
         staging=shape.pool_bytes,
     )

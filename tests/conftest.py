@@ -1,0 +1,25 @@
+"""Shared settings: compiled programs are kept between tests, which differ little in shape."""
+
+import os
+import tempfile
+
+# Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import jax
+import pytest
+
+jax.config.update(
+    "jax_compilation_cache_dir",
+    os.environ.get("HERALD_TEST_CACHE", tempfile.mkdtemp(prefix="herald-test-cache-")),
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def pytest_collection_modifyitems(config, items):
+    """GPU tests are skipped where there is none; oracle tests run only when asked for."""
+    gpu = any(device.platform == "gpu" for device in jax.devices())
+    for item in items:
+        if "gpu" in item.keywords and not gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
