@@ -256,7 +256,10 @@ def load(
                 item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)
             )
             values.update(_orbax().restore(path / "params" / item, args=restore))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except jax.errors.JaxRuntimeError:
+            raise  # A full device, say: not the checkpoint's fault.
+        except Exception as error:
+            # The array store raises many kinds, plain Exception among them.
             raise CheckpointError(
                 f"{path} is damaged: params/{item} cannot be restored "
                 f"({_first_line(error)}); convert it again"
