@@ -145,9 +145,13 @@ def writing(path: str | Path, *, force: bool = False, needed_bytes: int = 0) -> 
             )
         yield Writer(partial, path)
         with _storing(path):
+            # Renames only between the old checkpoint and the new one: no moment has half of one.
+            replaced = path.with_name(path.name + ".replaced")
             if path.exists():
-                shutil.rmtree(path)
+                os.replace(path, replaced)
             os.replace(partial, path)
+            if replaced.exists():
+                shutil.rmtree(replaced)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -377,13 +377,13 @@ def test_host_memory_is_bounded(tmp_path):
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 1, "head_dim": 128}
     layer = hf_folders.tensors({**hf_folders.CONFIG, **shape})
     shape["num_hidden_layers"] = 36
-    # One layer's numbers, over and over: sparse files would be cheaper still, but zeros also
+    # Random numbers, one layer's over and over: zeros would be cheaper to write, but they also
     # compress to nothing and would hide the store's own buffers.
     weights = {}
     for name, value in layer.items():
         for i in range(36):
             weights[name.replace("layers.0.", f"layers.{i}.")] = value
-    hf_folders.write(tmp_path / "big", weights, **shape)
+    hf_folders.write(tmp_path / "big", weights, bf16=True, **shape)
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE]
         + [tmp_path / name for name in ("small", "big", "small_out", "big_out")],

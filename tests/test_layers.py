@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from herald_jax.models import attention
+from herald_jax.models import attention, registry
+from herald_jax.models.config import ModelConfig
 from herald_jax.models.layers import rotary_angles, rotate
 
 SHAPES = [  # N, S, H_q, H_kv, D, R
@@ -132,3 +135,24 @@ def test_pack_and_unpack_are_inverse(shape):
     packed = attention.pack(jnp.asarray(q), shape[3])
     assert packed.shape == (shape[0], shape[1] * shape[2] // shape[3], shape[3], shape[4])
     np.testing.assert_array_equal(attention.unpack(packed, shape[2]), q)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_single_precision_never_drops_to_tf32(tied):
+    """A GPU multiplies fp32 with ten bits of mantissa unless every product asks for more."""
+    config = ModelConfig("sdar", 11, 8, 2, 2, 1, 4, 8, tie_word_embeddings=tied)
+    graph, state = nnx.split(registry.abstract(config, jnp.float32))
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    traced = jax.make_jaxpr(lambda state: nnx.merge(graph, state)(tokens))(state)
+    products = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive.name == "dot_general"]
+    assert len(products) == 2 * (7 + 2) + 1
+    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    assert {eqn.params["precision"] for eqn in products} == {highest}
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            if hasattr(value, "jaxpr"):
+                yield from equations(value.jaxpr)

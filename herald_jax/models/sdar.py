@@ -55,7 +55,10 @@ class SdarModel(nnx.Module):
         """[N, S, hidden] -> float32 logits [N, S, vocab]."""
         x = self.norm(x)
         if self.config.tie_word_embeddings:
-            return self.embedding.attend(x).astype(jnp.float32)
+            # Not Embed.attend, which has no precision to set and drops fp32 to TF32 on a GPU.
+            precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+            table = self.embedding.embedding[...]
+            return jnp.dot(x, table.T, precision=precision).astype(jnp.float32)
         return self.lm_head(x).astype(jnp.float32)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
