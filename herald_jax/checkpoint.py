@@ -145,9 +145,13 @@ def writing(path: str | Path, *, force: bool = False, needed_bytes: int = 0) -> 
             )
         yield Writer(partial, path)
         with _storing(path):
+            # Renames only between the old checkpoint and the new one: no moment has half of one.
+            replaced = path.with_name(path.name + ".replaced")
             if path.exists():
-                shutil.rmtree(path)
+                os.replace(path, replaced)
             os.replace(partial, path)
+            if replaced.exists():
+                shutil.rmtree(replaced)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -256,7 +260,10 @@ def load(
                 item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)
             )
             values.update(_orbax().restore(path / "params" / item, args=restore))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except jax.errors.JaxRuntimeError:
+            raise  # A full device, say: not the checkpoint's fault.
+        except Exception as error:
+            # The array store raises many kinds, plain Exception among them.
             raise CheckpointError(
                 f"{path} is damaged: params/{item} cannot be restored "
                 f"({_first_line(error)}); convert it again"

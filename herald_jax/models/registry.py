@@ -151,10 +151,11 @@ def from_hf(hf: Mapping[str, Any], *, block_size: int | None = None) -> ModelCon
         )
     layers = _positive(hf, "num_hidden_layers")
     own = hf.get("herald") or {}
-    stops = own.get("stop_token_ids", family.stop_token_ids)
-    if stops is None:
-        stops = hf.get("eos_token_id")
-    block_size = block_size or own.get("block_size") or hf.get("block_size") or family.block_size
+    if not isinstance(own, dict):
+        raise ValueError(f"config.json: herald must be an object, not {own!r}")
+    block = _first(block_size, own.get("block_size"), hf.get("block_size"), family.block_size)
+    mask = _first(own.get("mask_token_id"), hf.get("mask_token_id"), family.mask_token_id)
+    stops = _first(own.get("stop_token_ids"), family.stop_token_ids, hf.get("eos_token_id"))
     config = ModelConfig(
         family=family.name,
         vocab_size=_positive(hf, "vocab_size"),
@@ -169,14 +170,12 @@ def from_hf(hf: Mapping[str, Any], *, block_size: int | None = None) -> ModelCon
         qk_norm=family.qk_norm,
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
         max_position_embeddings=_positive(hf, "max_position_embeddings"),
-        block_size=_stated(block_size, "block_size", family),
-        mask_token_id=_stated(
-            own.get("mask_token_id", hf.get("mask_token_id", family.mask_token_id)),
-            "mask_token_id",
-            family,
-        ),
+        block_size=_stated(block, "block_size", family),
+        mask_token_id=_stated(mask, "mask_token_id", family),
         stop_token_ids=_ids(stops),
-        exact_layers=own.get("exact_layers", min(2, layers)),
+        exact_layers=_stated(
+            _first(own.get("exact_layers"), min(2, layers)), "exact_layers", family
+        ),
     )
     check(config)
     return config
@@ -317,11 +316,16 @@ def _positive(hf: Mapping[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
+def _first(*values: object) -> object:
+    """The first value that is stated."""
+    return next((value for value in values if value is not None), None)
+
+
 def _stated(value: object, key: str, family: Family) -> int:
     if type(value) is not int:
         raise ValueError(
-            f"config.json: {key} must be an integer, not {value!r}: a {family.name} network "
-            f"decodes by blocks only when its config.json states {key}"
+            f"config.json: {key} must be an integer, not {value!r}; a {family.name} network can "
+            f"decode by blocks only when its config.json states {key}"
         )
     return value
 

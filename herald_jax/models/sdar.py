@@ -55,8 +55,9 @@ class SdarModel(nnx.Module):
         """[N, S, hidden] -> float32 logits [N, S, vocab]."""
         x = self.norm(x)
         if self.config.tie_word_embeddings:
+            # Not Embed.attend, which has no precision to set and drops fp32 to TF32 on a GPU.
+            precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
             table = self.embedding.embedding[...]
-            precision = jax.lax.Precision.HIGHEST if table.dtype == jnp.float32 else None
             return jnp.dot(x, table.T, precision=precision).astype(jnp.float32)
         return self.lm_head(x).astype(jnp.float32)
 

@@ -1,0 +1,98 @@
+"""Small random Hugging Face checkpoint folders, written by the safetensors library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+CONFIG: dict[str, Any] = {
+    "model_type": "sdar",
+    "architectures": ["SDARForCausalLM"],
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "intermediate_size": 20,
+    "vocab_size": 40,
+    "rope_theta": 1e6,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 64,
+    "block_size": 4,
+    "mask_token_id": 39,
+    "herald": {"stop_token_ids": [38, 37]},
+}
+
+
+def tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random fp32 tensors under Hugging Face names; the shapes are written out by hand here."""
+    draw = np.random.default_rng(seed)
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    for i in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "self_attn.q_norm": (dim,),
+            "self_attn.k_norm": (dim,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+    return {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(
+    folder: Path,
+    weights: dict[str, np.ndarray] | None = None,
+    *,
+    bf16: bool = False,
+    shards: int = 1,
+    **changes: Any,
+) -> dict[str, np.ndarray]:
+    """Writes a folder and returns its tensors.
+
+    Args:
+      folder: made if needed.
+      weights: tensors to store; random ones that fit the configuration, if not given.
+      bf16: store bfloat16.
+      shards: files to spread the tensors over, with an index if more than one.
+      changes: entries of config.json that differ from ``CONFIG``; None removes one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**CONFIG, **changes}
+    stored = dict(tensors(config) if weights is None else weights)
+    if bf16:
+        stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in stored.items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+        return stored
+    where = {name: f"model-{i % shards + 1:05d}.safetensors" for i, name in enumerate(stored)}
+    for file in set(where.values()):
+        part = {name: value for name, value in stored.items() if where[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    index = {"metadata": {"total_size": 0}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return stored

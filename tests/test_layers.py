@@ -1,0 +1,158 @@
+"""Rotations and attention against plain NumPy loops."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from herald_jax.models import attention, registry
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.layers import rotary_angles, rotate
+
+SHAPES = [  # N, S, H_q, H_kv, D, R
+    (1, 1, 1, 1, 2, 1),
+    (2, 4, 4, 4, 8, 12),
+    (3, 5, 6, 2, 6, 9),
+    (2, 8, 4, 1, 16, 33),
+]
+
+
+def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    n, s, hq, hkv, d, r = shape
+    rng = np.random.default_rng(seed)
+    return (
+        rng.normal(size=(n, s, hq, d)).astype(np.float32),
+        rng.normal(size=(n, r, hkv, d)).astype(np.float32),
+        rng.normal(size=(n, r, hkv, d)).astype(np.float32),
+        rng.integers(1, r + 1, n).astype(np.int32),
+    )
+
+
+def softmax(q: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    scores = keys.astype(np.float64) @ q.astype(np.float64) / np.sqrt(len(q))
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def test_rotate_turns_pairs_half_a_head_apart():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, 4, 10)).astype(np.float32)
+    positions = rng.integers(0, 1000, (2, 3))
+    ours = rotate(jnp.asarray(x), rotary_angles(jnp.asarray(positions), 6, 100.0))
+    theirs = x.astype(np.float64)
+    for n, s, h, c in np.ndindex(2, 3, 4, 3):
+        angle = positions[n, s] * 100.0 ** (-2 * c / 6)
+        a, b = x[n, s, h, c], x[n, s, h, c + 3]
+        theirs[n, s, h, c] = a * np.cos(angle) - b * np.sin(angle)
+        theirs[n, s, h, c + 3] = b * np.cos(angle) + a * np.sin(angle)
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    np.testing.assert_array_equal(ours[..., 6:], x[..., 6:])
+
+
+@pytest.mark.parametrize("block", [1, 4, 32])
+@pytest.mark.parametrize("rotary", [8, 16])
+def test_rotations_compose(block, rotary):
+    """Turning by p and then by B is turning by p + B: queries can be moved on by a block."""
+    rng = np.random.default_rng(block)
+    x = jnp.asarray(rng.normal(size=(2, 5, 3, 16)), jnp.float32)
+    positions = jnp.asarray(rng.integers(0, 500, (2, 5)))
+    once = rotate(x, rotary_angles(positions + block, rotary, 1e4))
+    step = rotary_angles(jnp.full((2, 5), block), rotary, 1e4)
+    twice = rotate(rotate(x, rotary_angles(positions, rotary, 1e4)), step)
+    np.testing.assert_allclose(once, twice, atol=2e-4)
+    assert np.abs(once - x).max() > 0.1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attend_equals_a_loop(shape):
+    q, k, v, lengths = draw(shape, 1)
+    group = shape[2] // shape[3]
+    ours = attention.attend(*map(jnp.asarray, (q, k, v, lengths)), "xla")
+    theirs = np.empty(q.shape)
+    for n, s, h in np.ndindex(*q.shape[:3]):
+        rows = slice(0, lengths[n])
+        weights = softmax(q[n, s, h], k[n, rows, h // group])
+        theirs[n, s, h] = weights @ v[n, rows, h // group]
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_attend_blocks_equals_a_loop(shape, block):
+    q, k, v, _ = draw(shape, 2)
+    group, rows = shape[2] // shape[3], shape[5]
+    positions = np.random.default_rng(3).integers(0, rows, q.shape[:2]).astype(np.int32)
+    ours = attention.attend_blocks(*map(jnp.asarray, (q, k, v, positions)), block)
+    theirs = np.empty(q.shape)
+    for n, s, h in np.ndindex(*q.shape[:3]):
+        seen = np.arange(rows) // block <= positions[n, s] // block
+        weights = softmax(q[n, s, h], k[n, seen, h // group])
+        theirs[n, s, h] = weights @ v[n, seen, h // group]
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_importance_equals_a_loop(shape):
+    q, k, _, lengths = draw(shape, 4)
+    group = shape[2] // shape[3]
+    voters = np.random.default_rng(5).integers(0, 2, q.shape[:2]).astype(bool)
+    voters[0] = False
+    ours = attention.importance(*map(jnp.asarray, (q, k, lengths, voters)))
+    theirs = np.zeros((shape[0], shape[3], shape[5]))
+    for n, s, h in np.ndindex(*q.shape[:3]):
+        if voters[n, s]:
+            weights = softmax(q[n, s, h], k[n, : lengths[n], h // group])
+            theirs[n, h // group, : lengths[n]] += weights / voters[n].sum()
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_nothing_valid_gives_zeros_and_not_nan():
+    q, k, v, _ = draw(SHAPES[1], 6)
+    lengths = np.array([0, 3], np.int32)
+    out = attention.attend(*map(jnp.asarray, (q, k, v, lengths)), "xla")
+    assert not np.asarray(out[0]).any()
+    assert np.isfinite(out).all()
+
+
+def test_invalid_rows_do_not_matter():
+    """Whatever lies behind the valid length, even NaN-free garbage of any size, is not read."""
+    q, k, v, _ = draw(SHAPES[3], 7)
+    lengths = np.array([5, 20], np.int32)
+    clean = attention.attend(*map(jnp.asarray, (q, k, v, lengths)), "xla")
+    for n, length in enumerate(lengths):
+        k[n, length:], v[n, length:] = 1e30, -1e30
+    np.testing.assert_array_equal(
+        attention.attend(*map(jnp.asarray, (q, k, v, lengths)), "xla"), clean
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pack_and_unpack_are_inverse(shape):
+    q = draw(shape, 8)[0]
+    packed = attention.pack(jnp.asarray(q), shape[3])
+    assert packed.shape == (shape[0], shape[1] * shape[2] // shape[3], shape[3], shape[4])
+    np.testing.assert_array_equal(attention.unpack(packed, shape[2]), q)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_single_precision_never_drops_to_tf32(tied):
+    """A GPU multiplies fp32 with ten bits of mantissa unless every product asks for more."""
+    config = ModelConfig("sdar", 11, 8, 2, 2, 1, 4, 8, tie_word_embeddings=tied)
+    graph, state = nnx.split(registry.abstract(config, jnp.float32))
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    traced = jax.make_jaxpr(lambda state: nnx.merge(graph, state)(tokens))(state)
+    products = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive.name == "dot_general"]
+    assert len(products) == 2 * (7 + 2) + 1
+    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    assert {eqn.params["precision"] for eqn in products} == {highest}
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            if hasattr(value, "jaxpr"):
+                yield from equations(value.jaxpr)

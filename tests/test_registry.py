@@ -1,0 +1,142 @@
+"""Families: what a config.json becomes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import hf_folders
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from herald_jax.models import registry
+from herald_jax.models.config import ModelConfig
+
+HF = {key: value for key, value in hf_folders.CONFIG.items() if key != "herald"}
+
+
+def read(**changes: object) -> ModelConfig:
+    return registry.from_hf({**HF, "eos_token_id": 5, **changes})
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
+def test_constants_of_a_family_without_a_table_come_from_the_file(model_type):
+    config = read(model_type=model_type)
+    assert (config.block_size, config.mask_token_id, config.stop_token_ids) == (4, 39, (5,))
+    assert config.qk_norm == (model_type == "qwen3")
+    assert read(model_type=model_type, eos_token_id=[5, 6]).stop_token_ids == (5, 6)
+    for key in ("block_size", "mask_token_id"):
+        with pytest.raises(ValueError, match=f"only when its config.json states {key}"):
+            read(model_type=model_type, **{key: None})
+
+
+def test_constants_of_sdar_come_from_the_table():
+    config = registry.from_hf(
+        {**HF, "vocab_size": 151936, "block_size": None, "mask_token_id": None, "eos_token_id": 7}
+    )
+    assert config.block_size == 4
+    assert config.mask_token_id == 151669
+    # config.json's own eos_token_id names only one of the two, so it is not what decides.
+    assert config.stop_token_ids == (151645, 151643)
+
+
+def test_constants_are_overridden_in_order():
+    own = {"block_size": 16, "mask_token_id": 1, "stop_token_ids": [2, 3], "exact_layers": 0}
+    config = read(block_size=8, herald=own)
+    assert (config.block_size, config.mask_token_id) == (16, 1)
+    assert (config.stop_token_ids, config.exact_layers) == ((2, 3), 0)
+    assert registry.from_hf({**HF, "herald": own}, block_size=64).block_size == 64
+
+
+def test_round_trip_through_hugging_face_words():
+    config = read(herald=hf_folders.CONFIG["herald"], rope_theta=12345.5, rms_norm_eps=1e-5)
+    assert registry.from_hf(json.loads(json.dumps(registry.to_hf(config)))) == config
+
+
+def test_rope_theta_is_read_from_both_places():
+    herald = hf_folders.CONFIG["herald"]
+    newer = {"rope_type": "default", "rope_theta": 500.0}
+    assert read(rope_theta=77, herald=herald).rope_theta == 77.0
+    changed = {**HF, "herald": herald, "rope_parameters": newer}
+    del changed["rope_theta"]
+    assert registry.from_hf(changed).rope_theta == 500.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: sdar, qwen3, llama"),
+        ({"model_type": "sdar_moe"}, "'sdar_moe' is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_scaling of type 'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling of type 'linear'"),
+        ({"rope_theta": None}, "rope_theta must be a positive number, not None"),
+        ({"use_sliding_window": True}, "use_sliding_window is not supported; it must be false"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; it must be silu"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of .* 3"),
+        ({"head_dim": 5}, "head_dim 5 is odd"),
+        ({"head_dim": None, "hidden_size": 18}, "hidden_size 18 is not a multiple of"),
+        ({"hidden_size": "16"}, "hidden_size must be a positive integer, not '16'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, not 0"),
+        ({"vocab_size": None}, "vocab_size must be a positive integer, not None"),
+        ({"block_size": -4}, "block_size -4 is not positive"),
+        ({"block_size": 4.5}, "block_size must be an integer, not 4.5"),
+        ({"mask_token_id": 40}, "mask_token_id 40 is outside the vocabulary of 40"),
+        ({"herald": {"stop_token_ids": [41]}}, "stop_token_ids 41 is outside the vocabulary"),
+        ({"herald": {"stop_token_ids": ["a"]}}, "stop token ids must be integers"),
+        ({"herald": {"stop_token_ids": [39]}}, "mask_token_id 39 is also a stop token"),
+        ({"herald": {"stop_token_ids": [], "exact_layers": 4}}, "exact_layers 4 is not between"),
+        ({"herald": {"exact_layers": "2"}}, "exact_layers must be an integer, not '2'"),
+        ({"herald": [1]}, "herald must be an object"),
+        ({"block_size": 0}, "block_size 0 is not positive"),
+    ],
+)
+def test_refusals_are_one_sentence(changes, message):
+    base = {**HF, "herald": {"stop_token_ids": [1]}}
+    with pytest.raises(ValueError, match=message) as caught:
+        registry.from_hf({**base, **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_architectures_stand_in_for_a_missing_model_type():
+    config = read(model_type=None, architectures=["LlamaForCausalLM"])
+    assert config.family == "llama"
+
+
+def test_every_parameter_has_one_hugging_face_name():
+    for family in registry.FAMILIES.values():
+        config = read(model_type=family.model_types[0], herald={"stop_token_ids": [1]})
+        shapes = registry.parameters(registry.abstract(config, jnp.bfloat16))
+        names = {family.tensor_name(path)[0] for path in shapes}
+        assert len(names) == len(shapes)
+        if family.qk_norm:
+            assert names == set(hf_folders.tensors(hf_folders.CONFIG))
+
+
+def test_abstract_has_the_shapes_of_the_real_network():
+    config = read(herald={"stop_token_ids": [1]})
+    shapes = registry.parameters(registry.abstract(config, jnp.float32))
+    arrays = registry.parameters(registry.build(config, jnp.float32, nnx.Rngs(0)))
+    assert {p: (s.shape, s.dtype) for p, s in shapes.items()} == {
+        p: (a.shape, a.dtype) for p, a in arrays.items()
+    }
+
+
+@pytest.mark.skipif("HERALD_TEST_DATA" not in os.environ, reason="needs HERALD_TEST_DATA")
+def test_sdar_8b_has_exactly_its_published_tensors():
+    """Every name of the real index, and its total size, from the real config.json."""
+    folder = Path(os.environ["HERALD_TEST_DATA"]) / "sdar-8b-chat"
+    config = registry.from_hf(json.loads((folder / "config.json").read_text()))
+    assert config.stop_token_ids == (151645, 151643)
+    assert (config.mask_token_id, config.block_size) == (151669, 4)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    shapes = registry.parameters(registry.abstract(config, jnp.bfloat16))
+    family = registry.family_of(config)
+    assert {family.tensor_name(path)[0] for path in shapes} == set(index["weight_map"])
+    assert sum(2 * shape.size for shape in shapes.values()) == index["metadata"]["total_size"]
