@@ -17,6 +17,16 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+@pytest.fixture(autouse=True)
+def close_engines():
+    """Ends the threads and frees the buffers of every engine a test made."""
+    from networks import OPEN
+
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 def pytest_collection_modifyitems(config, items):
     """GPU tests are skipped where there is none; oracle tests run only when asked for."""
     gpu = any(device.platform == "gpu" for device in jax.devices())

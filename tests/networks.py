@@ -53,11 +53,16 @@ def prompts(lengths, config: ModelConfig = TINY, seed: int = 0) -> list[list[int
     return [rng.integers(6, config.mask_token_id, n).tolist() for n in lengths]
 
 
+OPEN: list[Engine] = []
+
+
 def engine(method: str, budget: float = 1.0, config: ModelConfig = TINY, **options) -> Engine:
     """An engine over the tiny network."""
     settings = {"max_batch": 3, "prefill_chunk": 64, "max_context": 192, "timeout": 60.0}
     settings |= {"budget": Budget(budget)} | options
-    return Engine(config, tiny_model(config), None, EngineConfig(method=method, **settings))
+    made = Engine(config, tiny_model(config), None, EngineConfig(method=method, **settings))
+    OPEN.append(made)
+    return made
 
 
 def answers(made: Engine, given, generation) -> dict[str, list[int]]:

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from networks import TINY, answers, engine, prompts, tiny_model
+from reference_decoder import decode
 
 import host_kernels
 from herald_jax import GenerationConfig
 from herald_jax.engine.request import Request
 from herald_jax.models.attention import attend_blocks
 from herald_jax.selection import SELECTORS
-from tests.networks import TINY, answers, engine, prompts, tiny_model
-from tests.reference_decoder import decode
 
 BLOCK = TINY.block_size
 # Prompt lengths mod B of 0, 1 and B - 1, shorter than B, of one block, and longer than a chunk.

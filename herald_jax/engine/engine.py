@@ -261,6 +261,12 @@ class Engine:
             "host_kv_bytes": self.host_kv_peak,
         }
 
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Frees buffers, pools and threads; a later ``generate`` makes them anew."""
         if self.session is not None:

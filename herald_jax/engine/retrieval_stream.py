@@ -264,8 +264,6 @@ class RetrievalStream:
                 program = self.stack.on_layers(self._body, group)
                 x = program(x, positions, np.int32(stream), np.int32(layer))
                 if not part.selected[layer].wait(self.timeout):
-                    if part.error is not None:
-                        raise part.error
                     raise WaitTimeout(
                         f"waited {self.timeout:g} s for the host callback of sparse layer {layer}"
                     )

@@ -41,4 +41,6 @@ class SelectionCallback:
         except BaseException as error:
             if job is not None:
                 job.error = error
+                for event in job.selected:
+                    event.set()
             return np.zeros_like(queries)

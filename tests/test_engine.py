@@ -1,0 +1,367 @@
+"""The engine when things go wrong, and the edges of what it accepts."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import TINY, answers, engine, prompts, tiny_model
+
+import herald_jax
+import host_kernels
+from herald_jax import Budget, Engine, EngineConfig, EngineError, GenerationConfig
+from herald_jax.kv.full_pool import FullPool, PoolFull
+from herald_jax.kv.host_memory import cgroup_room, format_bytes, parse_bytes
+from herald_jax.kv.transfer import Staging
+from herald_jax.selection import SELECTORS
+
+RULE = GenerationConfig(max_new_tokens=24, threshold=0.3)
+PACKAGE = Path(herald_jax.__file__).parent
+
+
+# -- callbacks and threads ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["selection/callback.py", "selection/job.py"])
+def test_callback_modules_never_import_jax(module):
+    """jax#24255, #24219, #25861: a callback that touches JAX hangs under async dispatch."""
+    tree = ast.parse((PACKAGE / module).read_text())
+    names = {
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert not [name for name in names if name.split(".")[0] in ("jax", "flax")]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "selection").glob("*.py")), ids=lambda p: p.name)
+def test_selectors_run_on_numpy_alone(path):
+    """What runs inside the callback includes every selector."""
+    assert "import jax" not in path.read_text()
+
+
+def test_a_failing_selector_fails_its_requests_only(monkeypatch):
+    """A callback must not raise; the requests concerned end with a sentence, others go on."""
+    select, calls = host_kernels.attend_select, []
+
+    def failing(*args, **rest):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("the scan broke")
+        return select(*args, **rest)
+
+    monkeypatch.setattr(host_kernels, "attend_select", failing)
+    made = engine("herald-draft", 0.2, max_batch=1)
+    first, second = made.generate(prompts((60, 50)), RULE)
+    assert first.finish_reason == "error"
+    assert "the scan broke" in first.error
+    assert second.finish_reason != "error"
+    assert second.token_ids == answers(engine("herald-draft", 0.2), prompts((60, 50)), RULE)["1"]
+    assert made.session.full_pool.used == 0
+
+
+def test_scores_that_are_not_finite_fail_one_request():
+    """A slot with broken KV is retired with a sentence and leaves its batch-mates alone."""
+    made = engine("herald-draft", 0.2, max_batch=2)
+    given = prompts((60, 50))
+    good = answers(engine("herald-draft", 0.2), given, RULE)
+    stream = made.generate(given, RULE, stream=True)
+    results = {}
+    for item in stream:
+        if isinstance(item, herald_jax.Result):
+            results[item.id] = item
+        elif item.id == "0":
+            slot = made.session.batch.slots[0]
+            if slot is not None and slot.booking is not None:
+                slot.booking.extents[0][:, 3] = np.nan
+    assert results["0"].finish_reason == "error"
+    assert "not finite" in results["0"].error
+    assert results["1"].token_ids == good["1"]
+
+
+def test_a_retrieval_that_hangs_times_out_with_a_name(monkeypatch):
+    """vllm#45387: no wait is for ever, and the message says what was waited for."""
+    made = engine("herald-draft", 0.2, max_batch=2, timeout=60)
+    answers(made, prompts((60,)), RULE)
+    made.session.retrieval.timeout = 0.3
+    select = host_kernels.attend_select
+
+    def slow(*args, **rest):
+        time.sleep(3)
+        return select(*args, **rest)
+
+    monkeypatch.setattr(host_kernels, "attend_select", slow)
+    began = time.monotonic()
+    results = list(made.generate(prompts((60, 50, 40)), RULE))
+    assert time.monotonic() - began < 20
+    assert len(results) == 3
+    for result in results:
+        assert result.finish_reason == "error"
+        assert "waited 0.3 s for the retrieval stream" in result.error
+        assert "sparse layer" in result.error
+    time.sleep(3.5)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_same_prompt_many_times_under_load(streams):
+    """vllm#45704, vllm#31210: KV in host memory never shows another request's rows."""
+    prompt, other = prompts((70, 45))
+    rule = GenerationConfig(max_new_tokens=16, threshold=0.3)
+    made = engine("herald-draft", 0.2, max_batch=4, retrieval_streams=streams)
+    given = [prompt if n % 3 else other for n in range(40)]
+    results = answers(made, given, rule)
+    assert len({tuple(results[str(n)]) for n in range(40) if n % 3}) == 1
+    assert len({tuple(results[str(n)]) for n in range(40) if not n % 3}) == 1
+
+
+# -- transfers ------------------------------------------------------------------------------------
+
+
+def test_what_was_sent_does_not_change_with_staging():
+    """On the CPU backend a plain put aliases NumPy memory; staging is overwritten every block."""
+    staging = Staging(2, (1, 8, 2, 16), np.dtype(np.float32), jax.devices()[0])
+    staging.keys[1][:] = 7
+    staging.values[1][:] = 8
+    k, v = staging.send(1)
+    staging.reclaim(1)
+    staging.keys[1][:] = 0
+    staging.values[1][:] = 0
+    assert (np.asarray(k) == 7).all()
+    assert (np.asarray(v) == 8).all()
+    staging.close()
+
+
+# -- the full pool --------------------------------------------------------------------------------
+
+
+def test_full_pool_tiles_after_random_bookings():
+    """openxla/xla PR#20633: the pool is our own memory, not XLA's capped pinned pool."""
+    pool = FullPool(layers=2, kv_heads=2, head_dim=16, dtype=np.float32, nbytes=1 << 20)
+    rng, held, marks = np.random.default_rng(0), [], 0
+    for _ in range(400):
+        if held and rng.random() < 0.5:
+            booking, mark = held.pop(rng.integers(len(held)))
+            assert all((extent == mark).all() for extent in booking.extents)
+            pool.release(booking)
+        else:
+            try:
+                booking = pool.book("x", int(rng.integers(1, 120)))
+            except PoolFull:
+                continue
+            marks += 1
+            for extent in booking.extents:
+                extent[:] = marks
+            held.append((booking, marks))
+        pool.check_integrity()
+    for booking, _ in held:
+        pool.release(booking)
+    assert pool.free == pool.nbytes
+    with pytest.raises(ValueError, match="twice"):
+        pool.release(booking)
+
+
+def test_requests_wait_for_room_in_the_host_pool():
+    """Labman42/JetEngine#4: too little KV memory means waiting, never a hang or a lost result."""
+    made = engine("herald-draft", 0.2, max_batch=3)
+    given = prompts((60, 50, 40, 70, 30))
+    plenty = answers(made, given, RULE)
+    shape = made.session.shape
+    one = made.session.full_pool.bytes_for(96)
+    tight = engine("herald-draft", 0.2, max_batch=3)
+    session = tight._prepare(
+        [herald_jax.engine.request.Request("0", np.zeros(60, np.int32), 24)], RULE
+    )
+    session.full_pool = FullPool(
+        layers=shape.sparse_layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        nbytes=one + 4096,
+    )
+    assert answers(tight, given, RULE) == plenty
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: engine("herald"), ["--method", "herald-draft"]),
+        (lambda: engine("herald-draft", exact_layers=4), ["--exact-layers 4", "at most 3"]),
+        (lambda: Budget(0.0), ["--budget 0", "(0, 1]"]),
+        (lambda: Budget(1.5), ["--budget 1.5"]),
+        (lambda: Budget(tokens=0), ["--budget-tokens 0"]),
+        (lambda: EngineConfig(max_batch=0), ["--max-batch 0"]),
+        (lambda: EngineConfig(exact_layers=-1), ["--exact-layers -1"]),
+        (lambda: GenerationConfig(max_new_tokens=0), ["--max-new-tokens 0"]),
+        (lambda: GenerationConfig(threshold=2), ["--threshold 2"]),
+        (lambda: GenerationConfig(top_p=0), ["--top-p 0"]),
+        (lambda: GenerationConfig(temperature=-1), ["--temperature -1"]),
+        (lambda: GenerationConfig(strategy="sometimes"), ["sometimes", "dynamic, static"]),
+        (lambda: list(engine("dense").generate([[7]], GenerationConfig(steps=9))), ["--steps 9"]),
+    ],
+)
+def test_wrong_options_get_one_sentence(make, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (its words are checked below)
+        make()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "empty"),
+        ([TINY.vocab_size], "vocabulary"),
+        ([TINY.mask_token_id], "mask"),
+        ("text", "tokenizer"),
+        ({"prompt_ids": [7], "prompt": "x"}, "exactly one"),
+        ({"id": "a"}, "exactly one"),
+        ({"prompt_ids": [7], "n": 4}, "'n' is unknown"),
+        ({"prompt_ids": [7], "max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"prompt_ids": [7] * 190}, "--max-context 192"),
+    ],
+)
+def test_a_bad_request_gets_its_own_error(prompt, words):
+    """mmcdermott/MEDS_EIC_AR#171: too long is refused, never cut silently."""
+    made = engine("dense")
+    results = {r.id: r for r in made.generate([prompt, {"id": "good", "prompt_ids": [7, 8]}], RULE)}
+    bad = next(r for name, r in results.items() if name != "good")
+    assert bad.finish_reason == "error"
+    assert words in bad.error
+    assert results["good"].finish_reason != "error"
+
+
+def test_no_memory_names_the_options():
+    with pytest.raises(EngineError, match="--max-batch"):
+        list(engine("dense", device_memory=10_000).generate(prompts((60,)), RULE))
+    with pytest.raises(EngineError, match="--host-memory"):
+        list(engine("herald-draft", 0.2, host_memory=10_000).generate(prompts((60,)), RULE))
+
+
+def test_auto_is_dense_while_it_fits():
+    """sglang#7059: say when offload helps; stay on the device while the cache fits."""
+    small = engine("auto", 0.05)
+    answers(small, prompts((60,)), RULE)
+    assert small.method == "dense"
+    need = small.sizing.plan(small.sizing.shape("dense", 1024)).device_bytes
+    tight = engine("auto", 0.05, max_context=1024, device_memory=need - 1)
+    answers(tight, prompts((60,)), RULE)
+    assert tight.method == "herald-draft"
+    assert "does not fit" in tight.method_reason
+    assert tight.device_kv_bytes < small.sizing.shape("dense", 1024).device_bytes
+
+
+@pytest.mark.parametrize("method", ["dense", *SELECTORS])
+def test_booked_equals_planned(method):
+    made = engine(method, 0.1)
+    answers(made, prompts((60, 150)), RULE)
+    session, sizing = made.session, made.sizing
+    plan = sizing.plan(sizing.shape(method, 192))
+    held = sum(b.nbytes for pair in session.cache.exact for b in pair)
+    assert held == plan.exact
+    pool = session.full_pool.bytes_for(192) * session.shape.slots if session.retrieval else 0
+    assert abs(pool - plan.host_pool) <= 4096 * session.shape.slots
+    weights = made.stack.parameter_bytes
+    assert weights == plan.weights
+
+
+def test_streamed_ids_joined_are_the_result():
+    """NVIDIA/TensorRT-LLM#3280: deltas, not repetitions."""
+    made = engine("herald-draft", 0.2)
+    ids: dict[str, list[int]] = {}
+    for item in made.generate(prompts((60, 9, 33, 70)), RULE, stream=True):
+        if isinstance(item, herald_jax.Delta):
+            ids.setdefault(item.id, []).extend(item.token_ids)
+        else:
+            assert ids.get(item.id, []) == item.token_ids
+
+
+def test_a_session_is_reused_where_it_fits():
+    made = engine("herald-draft", 0.2, max_context=None)
+    answers(made, prompts((60,)), RULE)
+    first = made.session
+    answers(made, prompts((40,)), GenerationConfig(max_new_tokens=8, threshold=0.9))
+    assert made.session is first
+    answers(made, prompts((300,)), RULE)
+    assert made.session is not first
+
+
+def test_bf16_runs_every_method():
+    config = TINY
+    from flax import nnx
+
+    graph, state = nnx.split(tiny_model())
+    from herald_jax.models.sdar import SdarModel
+
+    half = SdarModel(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    nnx.update(half, jax.tree.map(lambda x: x.astype(jnp.bfloat16), state))
+    outs = {}
+    for method in ("dense", "herald-draft", "herald-merged"):
+        made = Engine(
+            config, half, None, EngineConfig(method=method, max_batch=2, budget=Budget(1.0))
+        )
+        outs[method] = answers(made, prompts((60, 33)), GenerationConfig(max_new_tokens=16))
+        assert all(len(ids) <= 16 for ids in outs[method].values())
+    first = [outs[method]["0"][:1] for method in outs]
+    assert first.count(first[0]) >= 2
+    assert graph is not None
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def test_budget_rule():
+    """K_r = min(prefix, max(32, ceil(fraction * prefix)))."""
+    budget = Budget(0.05)
+    assert [budget.entries(n) for n in (0, 8, 32, 640, 641, 32768)] == [0, 8, 32, 32, 33, 1639]
+    assert Budget(1.0).entries(777) == 777
+    assert [Budget(tokens=1024).entries(n) for n in (100, 5000)] == [100, 1024]
+    assert str(Budget(0.05)) == "0.05"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("80GB", 80 * 10**9), ("64GiB", 64 << 30), ("512 mb", 512 * 10**6), ("4096", 4096)],
+)
+def test_sizes_are_read(text, value):
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "80XB", "-1GB", "0", "lots"])
+def test_sizes_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match="size"):
+        parse_bytes(text)
+
+
+def test_format_bytes():
+    assert format_bytes(1_234_567) == "1.23 MB"
+    assert format_bytes(12) == "12 B"
+
+
+def test_cgroup_limits_are_read(tmp_path):
+    """sglang PR#35641: plan against the container, not the machine."""
+    assert cgroup_room(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cgroup_room(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert cgroup_room(tmp_path) == 700
+    old = tmp_path / "v1"
+    (old / "memory").mkdir(parents=True)
+    (old / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert cgroup_room(old) is None
