@@ -33,6 +33,11 @@ TINY = ModelConfig(
 
 @functools.cache
 def tiny_model(config: ModelConfig = TINY, seed: int = 0) -> SdarModel:
+    """The network that tests share; they must not change it."""
+    return make_model(config, seed)
+
+
+def make_model(config: ModelConfig, seed: int) -> SdarModel:
     """Random weights, sharp enough that attention and confidence differ between positions."""
     model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
     keys = iter(jax.random.split(jax.random.key(seed), 1000))
@@ -56,11 +61,17 @@ def prompts(lengths, config: ModelConfig = TINY, seed: int = 0) -> list[list[int
 OPEN: list[Engine] = []
 
 
+@functools.cache
+def _base(config: ModelConfig) -> Engine:
+    """Shared by all engines of a network, so that what is compiled is compiled once."""
+    return Engine(config, tiny_model(config))
+
+
 def engine(method: str, budget: float = 1.0, config: ModelConfig = TINY, **options) -> Engine:
     """An engine over the tiny network."""
     settings = {"max_batch": 3, "prefill_chunk": 64, "max_context": 192, "timeout": 60.0}
     settings |= {"budget": Budget(budget)} | options
-    made = Engine(config, tiny_model(config), None, EngineConfig(method=method, **settings))
+    made = _base(config).with_config(EngineConfig(method=method, **settings))
     OPEN.append(made)
     return made
 

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from networks import TINY, answers, engine, prompts, tiny_model
+from networks import TINY, answers, engine, make_model, prompts, tiny_model
 from reference_decoder import decode
 
 import host_kernels
-from herald_jax import GenerationConfig
+from herald_jax import Engine, EngineConfig, GenerationConfig
+from herald_jax.engine import main_stream
 from herald_jax.engine.request import Request
 from herald_jax.models.attention import attend_blocks
 from herald_jax.selection import SELECTORS
@@ -289,16 +290,15 @@ def test_mask_token_in_a_prompt_is_refused():
 
 
 def test_a_model_that_predicts_the_mask_token_still_ends():
-    model = tiny_model()
-    rule = GenerationConfig(max_new_tokens=16, threshold=0.3, ban_mask=False)
-    made = engine("herald-draft", config=TINY)
-    made.stack.shell = jax.tree.map(lambda x: x, made.stack.shell)
-    head = made.stack.shell["lm_head"]["kernel"]
+    model = make_model(TINY, seed=0)
+    head = model.lm_head.kernel
     head[...] = head[...].at[:, TINY.mask_token_id].set(head[...].max() * 10)
-    (result,) = made.generate(prompts((20,)), rule)
+    rule = GenerationConfig(max_new_tokens=16, threshold=0.3, ban_mask=False)
+    with Engine(TINY, model, None, EngineConfig(method="herald-draft", max_batch=1)) as made:
+        (result,) = made.generate(prompts((20,)), rule)
     assert result.finish_reason == "length"
+    assert TINY.mask_token_id in result.token_ids
     assert len(result.token_ids) == 16
-    assert model is tiny_model()
 
 
 # -- 6: the draft and merged queries change selection only ----------------------------------------
@@ -320,9 +320,17 @@ def test_draft_rows_are_never_selected_and_never_kept(monkeypatch):
     rule, given = RULES["dynamic"], prompts((40, 19))
     plain = answers(engine("herald-draft"), given, rule)
     assert seen
-    wrong = "herald_jax.engine.main_stream.draft"
-    monkeypatch.setattr(wrong, lambda tokens, masked, argmax: jnp.full_like(tokens, 11))
-    assert answers(engine("herald-draft"), given, rule) == plain
+    right = answers(engine("herald-draft", 0.05), prompts((112, 90)), rule)
+    monkeypatch.setattr(
+        main_stream, "draft", lambda tokens, masked, argmax: jnp.full_like(tokens, 11)
+    )
+    main_stream._pair_inputs.clear_cache()
+    try:
+        assert answers(engine("herald-draft"), given, rule) == plain
+        other = answers(engine("herald-draft", 0.05), prompts((112, 90)), rule)
+    finally:
+        main_stream._pair_inputs.clear_cache()
+    assert other != right, "the draft does not reach the selection"
 
 
 # -- 7: host and device selection agree at equal scores -------------------------------------------

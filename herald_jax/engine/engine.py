@@ -43,7 +43,8 @@ class Engine:
         """Wraps a network that is on its device.
 
         Args:
-          config: the network's description; ``model``: its Flax module.
+          config: the network's description; ``model``: its Flax module, or the ``LayerStack`` of
+            another engine.
           tokenizer: for text prompts; without one, prompts are token ids.
           engine_config: how to run.
 
@@ -53,7 +54,8 @@ class Engine:
         self.config, self.tokenizer = config, tokenizer
         self.engine_config = engine_config or EngineConfig()
         self.device = jax.devices()[0]
-        self.stack = LayerStack(model, self.device)
+        shared = isinstance(model, LayerStack)
+        self.stack = model if shared else LayerStack(model, self.device)
         dtype = np.dtype(jax.tree.leaves(self.stack.shell)[0].dtype)
         self.sizing = Sizing(config, self.engine_config, dtype)
         self.timeline = Timeline(self.engine_config.trace)
@@ -87,6 +89,10 @@ class Engine:
             dtype = "float32"
         config, model = checkpoint.load(path, dtype=dtype)
         return cls(config, model, Tokenizer.from_directory(path, config), engine_config)
+
+    def with_config(self, engine_config: EngineConfig) -> Engine:
+        """Another engine over the same weights, which also shares what is compiled already."""
+        return Engine(self.config, self.stack, self.tokenizer, engine_config)
 
     def generate(
         self,

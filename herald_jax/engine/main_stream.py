@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -72,38 +73,10 @@ class MainStream:
         self.block = programs.block
         self.queue_depth = queue_depth
         self._queued: deque[jax.Array] = deque()
-        self._pair_inputs = jax.jit(self._pair)
-        self._columns = jax.jit(_columns, static_argnums=(1, 2))
-        self._swap = jax.jit(self._swapped, donate_argnums=0)
-
-    def _pair(self, state: BlockState, argmax: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tokens and positions [N, 2B + 1]: denoising group, draft group, representative."""
-        b, positions = self.block, state.positions
-        mask_id = jnp.full_like(state.start, self.programs.config.mask_token_id)
-        drafted = draft(state.tokens, state.masked, argmax)
-        tokens = jnp.concatenate([state.tokens, drafted, mask_id[:, None]], axis=1)
-        centre = (state.start + b + b // 2)[:, None]
-        return tokens, jnp.concatenate([positions, positions, centre], axis=1)
-
-    def _swapped(
-        self, idle: list[Buffer], active: list[Buffer]
-    ) -> tuple[list[Buffer], list[Buffer]]:
-        """The idle pool with the committed block as its tail, and the committed rows."""
-        b = self.block
-        committed = [(k[:, :b], v[:, :b]) for k, v in active]
-
-        def with_tail(buffer: jax.Array, rows: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice(buffer, rows, (0, b, 0, 0))
-
-        pool = [
-            (with_tail(k, ck), with_tail(v, cv))
-            for (k, v), (ck, cv) in zip(idle, committed, strict=True)
-        ]
-        return pool, committed
 
     def swap(self, idle: Sequence[Buffer]) -> list[Buffer]:
         """Makes the idle pool active; returns the committed block's rows of every sparse layer."""
-        self.cache.pool, committed = self._swap(list(idle), self.cache.pool)
+        self.cache.pool, committed = _swapped(list(idle), self.cache.pool, self.block)
         for rows in committed:
             start_fetch(rows)
         return committed
@@ -236,7 +209,8 @@ class MainStream:
         lengths: jax.Array,
         lookahead: Lookahead,
     ) -> Decision:
-        tokens, positions = self._pair_inputs(state, argmax)
+        mask_id = self.programs.config.mask_token_id
+        tokens, positions = _pair_inputs(state, argmax, mask_id)
         x = self._embed(tokens)
         for group in self.exact_groups:
             program = self.stack.on_layers(self.programs.exact_pair, group, donate=[0])
@@ -244,8 +218,8 @@ class MainStream:
             x, self.cache.exact[part] = program(self.cache.exact[part], x, positions, state.start)
             self._pace(x)
         width = 2 * self.block
-        representative, x = self._columns(x, width, width + 1), self._columns(x, 0, width)
-        positions = self._columns(positions, 0, width)
+        representative, x = _columns(x, width, width + 1), _columns(x, 0, width)
+        positions = _columns(positions, 0, width)
         drafts: list[Buffer] = []
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.pool_pair, group, donate=[0])
@@ -255,12 +229,41 @@ class MainStream:
         for pair in drafts:
             start_fetch(pair)
         lookahead.begin(representative, drafts, None)
-        return self._decide(self._columns(x, 0, self.block), state, decoding, 1)
+        return self._decide(_columns(x, 0, self.block), state, decoding, 1)
 
     def _pool_parts(self) -> list[tuple[LayerGroup, slice]]:
         exact = self.cache.shape.exact_layers
         return [(g, slice(g.first - exact, g.last - exact)) for g in self.pool_groups]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _columns(x: jax.Array, first: int, last: int) -> jax.Array:
     return x[:, first:last]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _pair_inputs(state: BlockState, argmax: jax.Array, mask_id: int) -> tuple[jax.Array, jax.Array]:
+    """Tokens and positions [N, 2B + 1]: denoising group, draft group, representative."""
+    block, positions = argmax.shape[1], state.positions
+    drafted = draft(state.tokens, state.masked, argmax)
+    representative = jnp.full_like(state.start, mask_id)[:, None]
+    tokens = jnp.concatenate([state.tokens, drafted, representative], axis=1)
+    centre = (state.start + block + block // 2)[:, None]
+    return tokens, jnp.concatenate([positions, positions, centre], axis=1)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
+def _swapped(
+    idle: list[Buffer], active: list[Buffer], block: int
+) -> tuple[list[Buffer], list[Buffer]]:
+    """The idle pool with the committed block as its tail, and the committed rows."""
+    committed = [(k[:, :block], v[:, :block]) for k, v in active]
+
+    def with_tail(buffer: jax.Array, rows: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(buffer, rows, (0, block, 0, 0))
+
+    pool = [
+        (with_tail(k, ck), with_tail(v, cv))
+        for (k, v), (ck, cv) in zip(idle, committed, strict=True)
+    ]
+    return pool, committed

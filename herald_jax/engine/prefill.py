@@ -50,7 +50,6 @@ class Prefill:
         exact = shape.exact_layers
         self.exact_groups = stack.groups(0, exact, layer_group)
         self.sparse_groups = stack.groups(exact, len(stack), layer_group)
-        self._place = jax.jit(place, donate_argnums=0)
 
     def buffer_rows(self, need: int) -> int:
         """Rows of the request's buffer: the chunk size doubled until ``need`` fits, or the most."""
@@ -75,10 +74,10 @@ class Prefill:
             buffers = self._read(prompt[:whole], slot)
             exact = self.cache.shape.exact_layers
             at = np.int32(index)
-            self.cache.exact = self._place(self.cache.exact, buffers[:exact], at)
+            self.cache.exact = place(self.cache.exact, buffers[:exact], at)
             if self.cache.shape.sparse_layers:
                 pools = self._select(slot, buffers)
-                self.cache.pool = self._place(self.cache.pool, pools, at)
+                self.cache.pool = place(self.cache.pool, pools, at)
 
     def _read(self, tokens: np.ndarray, slot: Slot) -> list[Buffer]:
         shape, block = self.cache.shape, self.programs.block

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,12 +15,22 @@ from herald_jax.models.attention import attend, attend_blocks, importance
 from herald_jax.models.config import ModelConfig
 
 
+@dataclass(frozen=True)
 class PrefillPrograms:
-    """Bodies of the prefill programs; buffers are [1, R, H_kv, D] with position r in row r."""
+    """Bodies of the prefill programs; buffers are [1, R, H_kv, D] with position r in row r.
 
-    def __init__(self, config: ModelConfig, *, sinks: int, selected: int) -> None:
-        self.config, self.block = config, config.block_size
-        self.sinks, self.selected = sinks, selected
+    Attributes:
+      sinks: leading positions always selected; ``selected``: K's capacity.
+    """
+
+    config: ModelConfig
+    sinks: int
+    selected: int
+
+    @property
+    def block(self) -> int:
+        """B."""
+        return self.config.block_size
 
     def best_rows(self, scores: jax.Array, select_len: jax.Array, count: int) -> jax.Array:
         """The ``count`` best of rows [0, select_len), sinks first, ties by the lower index.
@@ -105,6 +117,7 @@ class PrefillPrograms:
         return x, pools
 
 
+@functools.partial(jax.jit, donate_argnums=0)
 def place(buffers: Sequence[Buffer], rows: Sequence[Buffer], slot: jax.Array) -> list[Buffer]:
     """Copies one request's rows [1, r, H_kv, D] into a slot of [N, R, H_kv, D], r <= R."""
 

@@ -88,7 +88,6 @@ class RetrievalStream:
             shape.dtype,
             device,
         )
-        self._rows = jax.jit(_rows, static_argnums=(1, 2))
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
@@ -256,7 +255,7 @@ class RetrievalStream:
         assert self._body is not None
         assert retrieval.representative is not None
         self._callback.jobs[stream] = part
-        x = self._rows(retrieval.representative, first, last)
+        x = _rows(retrieval.representative, first, last)
         positions = retrieval.positions[first:last]
         groups = self.stack.groups(self.shape.exact_layers, len(self.stack), 1)
         for layer, group in enumerate(groups):
@@ -289,5 +288,6 @@ class RetrievalStream:
                 retrieval.pool[layer] = self.staging.send(layer)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _rows(x: jax.Array, first: int, last: int) -> jax.Array:
     return x[first:last]

@@ -87,7 +87,7 @@ class LayerStack:
           group: whose layers to run.
           donate: positions in ``args`` whose buffers the program may reuse.
         """
-        key = (body, group.kinds)
+        key = (*_identity(body), group.kinds)
         if key not in self._programs:
             graphs = [self._graphs[kind] for kind in group.kinds]
 
@@ -102,12 +102,18 @@ class LayerStack:
 
     def on_shell(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled ``body(shell_model, *args)``; call it with ``*args``."""
-        if body not in self._programs:
+        key = _identity(body)
+        if key not in self._programs:
 
             def run(state: Any, *args: Any) -> Any:
                 return body(nnx.merge(self._shell_graph, state), *args)
 
             run.__name__ = body.__name__
-            self._programs[body] = jax.jit(run)
-        program = self._programs[body]
+            self._programs[key] = jax.jit(run)
+        program = self._programs[key]
         return lambda *args: program(self.shell, *args)
+
+
+def _identity(body: Callable[..., Any]) -> tuple[Any, ...]:
+    """What makes two bodies the same program: equal owners, not the same bound method."""
+    return getattr(body, "__func__", body), getattr(body, "__self__", None)

@@ -8,6 +8,7 @@ groups of the same shape share one executable.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -73,26 +74,30 @@ def after(value: jax.Array, buffer: Buffer) -> Buffer:
     return k, v
 
 
+@dataclass(frozen=True)
 class StepPrograms:
-    """Bodies of the step programs for one network and one set of decoding options."""
+    """Bodies of the step programs for one network and one set of decoding options.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        sinks: int,
-        selected: int,
-        rule: AcceptRule = AcceptRule(),  # noqa: B008 (frozen)
-        confidence: Confidence = "unfiltered",
-        sampled: bool = False,
-        ban_mask: bool = True,
-    ) -> None:
-        """``selected`` is K's capacity; ``sampled`` is False when every slot decodes greedily."""
-        self.config = config
-        self.block = config.block_size
-        self.sinks, self.selected = sinks, selected
-        self.rule, self.confidence = rule, confidence
-        self.sampled, self.ban_mask = sampled, ban_mask
+    Equal instances stand for the same compiled programs.
+
+    Attributes:
+      sinks: leading positions always kept; ``selected``: K's capacity.
+      rule, confidence, ban_mask: see ``GenerationConfig``.
+      sampled: False when every slot decodes greedily, which needs no sorting of logits.
+    """
+
+    config: ModelConfig
+    sinks: int
+    selected: int
+    rule: AcceptRule = field(default_factory=AcceptRule)
+    confidence: Confidence = "unfiltered"
+    sampled: bool = False
+    ban_mask: bool = True
+
+    @property
+    def block(self) -> int:
+        """B."""
+        return self.config.block_size
 
     def embed(self, shell: Any, tokens: jax.Array) -> jax.Array:
         """int32 [N, S] -> [N, S, hidden]."""

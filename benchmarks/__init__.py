@@ -1,0 +1,1 @@
+"""One module per measurement: ``python -m benchmarks.NAME [--json OUT] [--plot OUT.png]``."""

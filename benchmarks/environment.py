@@ -1,0 +1,64 @@
+"""What a measurement was made on, written into every result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import host_kernels
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, versions and commit."""
+    import jax
+
+    cpu = host_kernels.cpu_info()
+    device = jax.devices()[0]
+    root = Path(__file__).parents[1]
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = "unknown"
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "cpu": cpu["model"],
+        "isa": cpu["isa"],
+        "threads": host_kernels.thread_count(),
+        "python": platform.python_version(),
+        "jax": version("jax"),
+        "commit": commit,
+    }
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The options every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write settings and rows to this file")
+    parser.add_argument("--plot", type=Path, help="write a picture to this file")
+    parser.add_argument("--quick", action="store_true", help="a small case, within a minute")
+    return parser
+
+
+def write(path: Path | None, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Writes ``{"environment", "settings", "rows"}``, or prints the rows without a path."""
+    content = {"environment": environment(), "settings": settings, "rows": rows}
+    if path is None:
+        print(json.dumps(content, indent=2))
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,71 @@
+"""Published network shapes with random weights, made on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from herald_jax.models import registry
+from herald_jax.models.config import ModelConfig
+
+SHAPES = {
+    "sdar-8b": ModelConfig(
+        family="sdar",
+        vocab_size=151936,
+        hidden_size=4096,
+        num_layers=36,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=12288,
+        max_position_embeddings=1 << 20,
+        block_size=32,
+        mask_token_id=151669,
+        exact_layers=2,
+    ),
+    "tiny": ModelConfig(
+        family="sdar",
+        vocab_size=1024,
+        hidden_size=128,
+        num_layers=6,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        max_position_embeddings=1 << 20,
+        block_size=32,
+        mask_token_id=1023,
+        exact_layers=2,
+    ),
+}
+
+
+def random_model(config: ModelConfig, dtype: str, seed: int = 0) -> Any:
+    """A network with normal weights of variance 1 / fan-in, layer norms at one."""
+    kind = jnp.dtype(dtype)
+    abstract = registry.abstract(config, kind)
+    graph, state = nnx.split(abstract)
+    leaves, tree = jax.tree.flatten(state)
+    filled = []
+    for index, leaf in enumerate(leaves):
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        filled.append(_fill(key, leaf.shape, kind))
+    return nnx.merge(graph, jax.tree.unflatten(tree, filled))
+
+
+def _fill(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    if len(shape) == 1:
+        return jnp.ones(shape, dtype)
+    return jax.jit(
+        lambda key: (jax.random.normal(key, shape, dtype) * shape[0] ** -0.5).astype(dtype)
+    )(key)
+
+
+def random_prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:
+    """Uniform token ids without the mask token."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, config.mask_token_id, (count, length)).tolist()
