@@ -23,7 +23,8 @@ def convert(
         typer.Option(
             min=1,
             metavar="B",
-            help="Positions decoded together.  [default: what the checkpoint states]",
+            show_default="what the checkpoint states",
+            help="Positions decoded together.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at OUT.")] = False,

@@ -72,7 +72,8 @@ def generate(
         float | None,
         typer.Option(
             metavar="P",
-            help="Accept positions whose confidence is above this.  [default: 0.95]",
+            show_default="0.95",
+            help="Accept positions whose confidence is above this.",
         ),
     ] = None,
     steps: Annotated[
@@ -105,7 +106,7 @@ def generate(
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Dtype of weights and KV.  [default: float32 on the CPU, elsewhere as stored]"
+            show_default="float32 on the CPU, elsewhere as stored", help="Dtype of weights and KV."
         ),
     ] = None,
     exact_layers: ExactLayers = None,
@@ -115,7 +116,8 @@ def generate(
         typer.Option(
             min=1,
             metavar="N",
-            help="Longest prompt and answer in tokens.  [default: what the requests need]",
+            show_default="what the requests need",
+            help="Longest prompt and answer in tokens.",
         ),
     ] = None,
     threads: Annotated[
@@ -124,7 +126,8 @@ def generate(
             min=1,
             max=1024,
             metavar="N",
-            help="Host threads that select.  [default: what affinity and quota allow]",
+            show_default="what affinity and quota allow",
+            help="Host threads that select.",
         ),
     ] = None,
     device_memory: DeviceMemory = None,
@@ -144,10 +147,11 @@ def generate(
     Results go to stdout, progress to stderr. With --json the last line of stdout is a summary.
     Examples:
 
-    herald generate --prompt "The guard lost the key." --max-new-tokens 64 --stream
+    herald generate --prompt "The guard lost the key." --stream
 
-    herald generate --model sdar-8b --method herald-draft --budget 0.05 --requests r.jsonl
-    --output results.jsonl --device-memory 80GB
+    herald generate --model sdar-8b --requests in.jsonl --output out.jsonl
+
+    herald generate --method herald-draft --budget 0.1 --prompt-file doc.txt --json
     """
     chosen_budget = read_budget(budget, budget_tokens)
     if threshold is not None and steps is not None:

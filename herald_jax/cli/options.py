@@ -31,7 +31,8 @@ BudgetFraction = Annotated[
     typer.Option(
         "--budget",
         metavar="F",
-        help="Share of the context each sparse layer attends, in (0, 1].  [default: 0.05]",
+        show_default="0.05",
+        help="Share of the context each sparse layer attends, in (0, 1].",
     ),
 ]
 BudgetTokens = Annotated[
@@ -42,7 +43,8 @@ ExactLayers = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Leading layers whose whole KV stays on the device.  [default: the model's]",
+        show_default="the model's",
+        help="Leading layers whose whole KV stays on the device.",
     ),
 ]
 MaxBatch = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests decoded together.")]
@@ -50,15 +52,16 @@ DeviceMemory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Device memory to use, like 80GB: enforced on CUDA, a planning limit on the CPU.  "
-        "[default: what the device offers]",
+        show_default="what the device offers",
+        help="Device memory to use, like 80GB: enforced on CUDA, a planning limit on the CPU.",
     ),
 ]
 HostMemory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Host memory for the KV cache, like 100GB.  [default: what is free, less a reserve]",
+        show_default="what is free, less a reserve",
+        help="Host memory for the KV cache, like 100GB.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on stdout.")]

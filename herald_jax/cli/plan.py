@@ -58,7 +58,10 @@ def plan(
     max_context: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Longest prompt and answer in tokens.  [default: the model's]"
+            min=1,
+            metavar="N",
+            show_default="the model's",
+            help="Longest prompt and answer in tokens.",
         ),
     ] = None,
     max_batch: MaxBatch = 8,
@@ -73,7 +76,9 @@ def plan(
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Dtype of weights and KV.  [default: as stored, bfloat16 for others]"),
+        typer.Option(
+            show_default="as stored, bfloat16 for others", help="Dtype of weights and KV."
+        ),
     ] = None,
     device_memory: DeviceMemory = None,
     host_memory: HostMemory = None,
@@ -83,9 +88,9 @@ def plan(
 
     Examples:
 
-    herald plan --model sdar-8b --max-context 65536 --device-memory 80GB --host-memory 400GB
+    herald plan --model sdar-8b --device-memory 80GB --host-memory 400GB
 
-    herald plan --model SDAR-8B-Chat/config.json --max-context 16384 --budget-tokens 1024 --json
+    herald plan --model SDAR-8B-Chat/config.json --max-context 16384 --json
     """
     chosen_budget = read_budget(budget, budget_tokens)
     device_bytes = read_size(device_memory, "--device-memory")
