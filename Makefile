@@ -6,6 +6,11 @@ NATIVE := $(wildcard host_kernels/src/*.cc host_kernels/src/*.h)
 RECIPE := pyproject.toml CMakeLists.txt $(NATIVE)
 CXX_FILES := $(NATIVE) $(wildcard host_kernels/tests/*.cc host_kernels/tests/*.h)
 
+# The packages of an optional dependency group, as pyproject.toml lists them.
+extra = $$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", \
+  "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) >$(VENV)/$(1).txt && \
+  echo $(VENV)/$(1).txt)
+
 .PHONY: demo test lint native-test oracle clean compiler
 .DELETE_ON_ERROR:
 
@@ -15,7 +20,7 @@ demo: $(VENV)/.base
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not oracle and not gpu" tests
 
-lint: $(VENV)/.lint $(VENV)/.test
+lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -48,11 +53,11 @@ $(VENV)/.base: $(VENV)/.made $(RECIPE) | compiler
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet -r $(call extra,test)
 	@touch $@
 
-$(VENV)/.lint: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet 'ruff>=0.6' 'mypy>=1.11' 'clang-format>=18'
+$(VENV)/.lint: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet -r $(call extra,lint)
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.made
@@ -60,5 +65,5 @@ $(VENV)/.native: $(VENV)/.made
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --editable ".[test,oracle]"
+	$(BIN)/python -m pip install --quiet -r $(call extra,oracle)
 	@touch $@
