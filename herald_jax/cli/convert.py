@@ -1,0 +1,63 @@
+"""``herald convert``: a Hugging Face checkpoint becomes one that ``--model`` takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from herald_jax.cli.console import Progress, Refused, note, refusals
+from herald_jax.cli.options import Dtype, Json
+
+
+def convert(
+    src: Annotated[
+        Path, typer.Argument(metavar="SRC", help="Folder with config.json and safetensors files.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint directory to create.")],
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the written weights.")] = Dtype.bfloat16,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="B",
+            show_default="what the checkpoint states",
+            help="Positions decoded together.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at OUT.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Convert a Hugging Face checkpoint, one layer in memory at a time.
+
+    Nothing is downloaded and no code of the checkpoint runs. Examples:
+
+    herald convert SDAR-8B-Chat sdar-8b
+
+    herald convert SDAR-8B-Chat sdar-8b-f32 --dtype float32 --json
+    """
+    if not src.is_dir():
+        raise Refused(f"SRC {src} is not a folder: give a downloaded Hugging Face checkpoint")
+    from checkpoints_convert.convert import convert as run
+
+    with refusals(), Progress() as progress:
+        report = run(
+            src,
+            out,
+            dtype=dtype.value,
+            block_size=block_size,
+            force=force,
+            progress=lambda done, total, item: progress("items", done, total),
+        )
+    for text in report.notes:
+        note(f"note: {text}")
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        typer.echo(
+            f"{report.out}: {report.config.family}, {report.parameters / 1e6:.1f} M parameters, "
+            f"{report.nbytes / 1e6:.1f} MB {report.dtype}, {report.seconds:.1f} s, at most "
+            f"{report.memory_bound / 1e6:.0f} MB of memory"
+        )

@@ -1,0 +1,332 @@
+"""``herald generate``: prompts in, text or JSON lines out."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from herald_jax.cli.console import Progress, Refused, note, refusals
+from herald_jax.cli.options import (
+    BudgetFraction,
+    BudgetTokens,
+    DeviceMemory,
+    Dtype,
+    ExactLayers,
+    HostMemory,
+    Json,
+    MaxBatch,
+    Model,
+    read_budget,
+    read_size,
+)
+from herald_jax.cli.platform import prepare_platform
+from herald_jax.cli.request_files import ResultFile, read_requests, read_text
+from herald_jax.kv.host_memory import format_bytes
+from herald_jax.selection import SELECTORS, make_selector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from herald_jax.engine.config import GenerationConfig
+    from herald_jax.engine.engine import Engine
+    from herald_jax.engine.request import Delta, Result
+
+METHODS = "; ".join(
+    [
+        "auto: dense while the KV cache fits the device, herald-draft beyond",
+        "dense: the whole KV cache on the device",
+        *(f"{name}: {selector.summary}" for name, selector in SELECTORS.items()),
+    ]
+)
+
+
+def generate(
+    model: Model = "embedded",
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help=f"How to attend. {METHODS}.")
+    ] = "auto",
+    budget: BudgetFraction = None,
+    budget_tokens: BudgetTokens = None,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="One prompt.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(metavar="F", help="A text file that is one prompt.")
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F.jsonl",
+            help='A JSON object a line: {"id", "prompt" | "messages" | "prompt_ids", '
+            '"max_new_tokens"?}.',
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens generated at most for a prompt.")
+    ] = 256,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            show_default="0.95",
+            help="Accept positions whose confidence is above this.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="T", help="Accept a block in exactly T steps instead of --threshold."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of sampling.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(metavar="K", help="Sample from the K likeliest tokens; 0 is off.")
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(metavar="P", help="Sample from the likeliest tokens of mass P; 1 is off."),
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text that ends an answer; may be given repeatedly."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.")
+    ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Print text as its blocks are done; JSON lines of deltas with --requests.",
+        ),
+    ] = False,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            show_default="float32 on the CPU, elsewhere as stored", help="Dtype of weights and KV."
+        ),
+    ] = None,
+    exact_layers: ExactLayers = None,
+    max_batch: MaxBatch = 8,
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            show_default="what the requests need",
+            help="Longest prompt and answer in tokens.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            metavar="N",
+            show_default="what affinity and quota allow",
+            help="Host threads that select.",
+        ),
+    ] = None,
+    device_memory: DeviceMemory = None,
+    host_memory: HostMemory = None,
+    as_json: Json = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F.jsonl",
+            help="Append results here instead of printing them; ids already there without an "
+            "error are skipped, so the same command resumes.",
+        ),
+    ] = None,
+) -> int:
+    """Generate for one prompt or a file of requests.
+
+    Results go to stdout, progress to stderr. With --json the last line of stdout is a summary.
+    Examples:
+
+    herald generate --prompt "The guard lost the key." --stream
+
+    herald generate --model sdar-8b --requests in.jsonl --output out.jsonl
+
+    herald generate --method herald-draft --budget 0.1 --prompt-file doc.txt --json
+    """
+    chosen_budget = read_budget(budget, budget_tokens)
+    if threshold is not None and steps is not None:
+        raise Refused("--threshold and --steps exclude each other: give one of them")
+    work = _requests(prompt, prompt_file, requests)
+    device_bytes = read_size(device_memory, "--device-memory")
+    host_bytes = read_size(host_memory, "--host-memory")
+    with refusals():
+        if method not in ("auto", "dense"):
+            make_selector(method)
+    with ExitStack() as stack:
+        results = None if output is None else stack.enter_context(ResultFile(output))
+        asked = len(work)
+        if results is not None:
+            work = [fields for fields in work if fields["id"] not in results.done]
+            if len(work) < asked:
+                note(f"{asked - len(work)} of {asked} requests are in {output} already: skipped")
+        prepare_platform(device_bytes)
+        stack.enter_context(refusals())
+        from herald_jax.engine.config import EngineConfig, GenerationConfig
+        from herald_jax.engine.engine import Engine
+
+        generation = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            threshold=GenerationConfig.threshold if threshold is None else threshold,
+            steps=steps,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+        )
+        config = EngineConfig(
+            method=method,
+            budget=chosen_budget,
+            exact_layers=exact_layers,
+            max_batch=min(max_batch, max(1, len(work))),
+            max_context=max_context,
+            threads=threads,
+            device_memory=device_bytes,
+            host_memory=host_bytes,
+        )
+        engine = Engine.from_checkpoint(model, config, dtype=None if dtype is None else dtype.value)
+        stack.callback(engine.close)
+        run = _Run(
+            engine,
+            single=requests is None,
+            stream=stream,
+            as_json=as_json,
+            results=results,
+            planned=len(work),
+        )
+        return run(work, generation, chat, {"model": model, "skipped": asked - len(work)})
+
+
+def _requests(
+    prompt: str | None, prompt_file: Path | None, requests: Path | None
+) -> list[dict[str, Any]]:
+    """The requests behind the three options, of which exactly one must be given."""
+    given = [value is not None for value in (prompt, prompt_file, requests)]
+    if sum(given) != 1:
+        raise Refused("give exactly one of --prompt, --prompt-file and --requests")
+    if requests is not None:
+        return read_requests(requests)
+    option = "--prompt" if prompt_file is None else f"--prompt-file {prompt_file}"
+    text = prompt if prompt_file is None else read_text(prompt_file, "--prompt-file")
+    if not text:
+        raise Refused(f"{option} is empty: give at least one character")
+    # The id follows from the text, so that --output never takes one prompt for another.
+    return [{"id": f"prompt-{zlib.crc32(text.encode()):08x}", "prompt": text}]
+
+
+class _Run:
+    """One pass over the requests: delivers results as they come and keeps count."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        single: bool,
+        stream: bool,
+        as_json: bool,
+        results: ResultFile | None,
+        planned: int,
+    ) -> None:
+        self.engine, self.single, self.stream, self.as_json = engine, single, stream, as_json
+        self.results, self.planned = results, planned
+        self.finished = self.failed = 0
+        self.last: dict[str, Any] | None = None
+        self._announced = False
+
+    def __call__(
+        self,
+        work: list[dict[str, Any]],
+        generation: GenerationConfig,
+        chat: bool,
+        labels: dict[str, Any],
+    ) -> int:
+        """Generates and prints; returns the exit code."""
+        began = time.perf_counter()
+        # A bar and lines on one terminal would overwrite each other.
+        quiet = self.results is not None or (self.single and not self.stream)
+        interrupted = False
+        with Progress(bar=quiet and not self.stream) as progress:
+            try:
+                self._deliver(
+                    self.engine.generate(
+                        work,
+                        generation,
+                        stream=self.stream,
+                        chat=chat,
+                        progress=lambda kind, done, total: self._show(progress, kind, done, total),
+                    )
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+        if interrupted:
+            note(self._interruption())
+        self._summarize(time.perf_counter() - began, labels)
+        return 130 if interrupted else int(self.failed > 0)
+
+    def _show(self, progress: Progress, kind: str, done: int, total: int) -> None:
+        if not self._announced:
+            self._announced = True
+            note(f"method: {self.engine.method} ({self.engine.method_reason})")
+        progress(kind, done, total)
+
+    def _deliver(self, items: Iterator[Result | Delta]) -> None:
+        from herald_jax.engine.request import Delta
+
+        for item in items:
+            if isinstance(item, Delta):
+                self._print_delta(item)
+            else:
+                self._print_result(item)
+
+    def _print_delta(self, delta: Delta) -> None:
+        if self.single and not self.as_json:
+            typer.echo(delta.text, nl=False)
+        else:
+            line = {"id": delta.id, "delta": delta.text, "token_ids": delta.token_ids}
+            typer.echo(json.dumps(line, ensure_ascii=False))
+
+    def _print_result(self, result: Result) -> None:
+        if self.single and result.error is not None and not result.blocks:
+            # One prompt that cannot even begin is a wrong use.
+            raise Refused(result.error.removeprefix(f"request {result.id}: "))
+        self.finished += 1
+        self.last = result.to_json()
+        if result.error is not None:
+            self.failed += 1
+            note(f"error: {result.error}")
+        if self.results is not None:
+            self.results.write(self.last)
+        elif not self.single:
+            typer.echo(json.dumps(self.last, ensure_ascii=False))
+        elif not self.as_json:
+            typer.echo("" if self.stream else result.text)
+
+    def _interruption(self) -> str:
+        kept = "printed" if self.results is None else f"kept in {self.results.path}"
+        more = "" if self.results is None else "; the same command goes on from there"
+        return f"interrupted: {self.finished} of {self.planned} results are {kept}{more}"
+
+    def _summarize(self, seconds: float, labels: dict[str, Any]) -> None:
+        summary = self.engine.summary(seconds) | labels
+        summary |= {"requests": self.finished, "failed": self.failed}
+        if self.as_json:
+            if self.single and self.results is None:
+                summary["result"] = self.last
+            typer.echo(json.dumps(summary, ensure_ascii=False))
+            return
+        note(
+            f"{self.finished} results, {summary['tokens']} tokens in {seconds:.1f} s "
+            f"({summary['tokens_per_second']:.1f} tokens/s), KV: "
+            f"{format_bytes(summary['device_kv_bytes'])} on the device, "
+            f"{format_bytes(summary['host_kv_bytes'])} on the host"
+        )

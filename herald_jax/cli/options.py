@@ -1,0 +1,93 @@
+"""Options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from herald_jax.cli.console import Refused
+from herald_jax.kv.budget import Budget
+from herald_jax.kv.host_memory import parse_bytes
+
+
+class Dtype(StrEnum):
+    """Dtypes of weights and KV cache."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR|embedded",
+        help="A converted checkpoint (see `herald convert`), or the model inside the package.",
+    ),
+]
+BudgetFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        metavar="F",
+        show_default="0.05",
+        help="Share of the context each sparse layer attends, in (0, 1].",
+    ),
+]
+BudgetTokens = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="A fixed number of attended positions instead of --budget."),
+]
+ExactLayers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        show_default="the model's",
+        help="Leading layers whose whole KV stays on the device.",
+    ),
+]
+MaxBatch = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests decoded together.")]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        show_default="what the device offers",
+        help="Device memory to use, like 80GB: enforced on CUDA, a planning limit on the CPU.",
+    ),
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        show_default="what is free, less a reserve",
+        help="Host memory for the KV cache, like 100GB.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on stdout.")]
+
+
+def read_size(text: str | None, option: str) -> int | None:
+    """Bytes from "80GB" or the like.
+
+    Raises:
+      Refused: naming the option.
+    """
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise Refused(f"{option} {error}") from error
+
+
+def read_budget(fraction: float | None, tokens: int | None) -> Budget:
+    """The budget behind --budget and --budget-tokens, which exclude each other.
+
+    Raises:
+      Refused: both are given, or the value is outside its range.
+    """
+    if fraction is not None and tokens is not None:
+        raise Refused("--budget and --budget-tokens exclude each other: give one of them")
+    try:
+        return Budget(tokens=tokens) if fraction is None else Budget(fraction=fraction)
+    except ValueError as error:
+        raise Refused(str(error)) from error

@@ -1,0 +1,201 @@
+"""``herald plan``: what fits, decided from shapes alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from herald_jax.cli.console import Refused, refusals
+from herald_jax.cli.options import (
+    BudgetFraction,
+    BudgetTokens,
+    DeviceMemory,
+    Dtype,
+    ExactLayers,
+    HostMemory,
+    Json,
+    MaxBatch,
+    read_budget,
+    read_size,
+)
+from herald_jax.cli.platform import prepare_platform
+from herald_jax.kv.host_memory import format_bytes
+from herald_jax.selection import SELECTORS
+
+if TYPE_CHECKING:
+    from herald_jax.engine.sizing import Sizing
+    from herald_jax.models.config import ModelConfig
+
+#: Column title -> key of a method's row.
+COLUMNS = {
+    "weights": "weights",
+    "exact KV": "exact_kv",
+    "pools": "pools",
+    "prefill": "prefill",
+    "workspace": "workspace",
+    "device": "device_bytes",
+    "host pool": "host_pool",
+    "staging": "staging",
+    "host": "host_bytes",
+}
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR|embedded|config.json",
+            help="A converted checkpoint, the model inside the package, or a Hugging Face "
+            "config.json of a supported family. No weights are read.",
+        ),
+    ] = "embedded",
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            show_default="the model's",
+            help="Longest prompt and answer in tokens.",
+        ),
+    ] = None,
+    max_batch: MaxBatch = 8,
+    budget: BudgetFraction = None,
+    budget_tokens: BudgetTokens = None,
+    exact_layers: ExactLayers = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="B", help="Of a config.json that does not state its own block_size."
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            show_default="as stored, bfloat16 for others", help="Dtype of weights and KV."
+        ),
+    ] = None,
+    device_memory: DeviceMemory = None,
+    host_memory: HostMemory = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what each method needs for a batch, and the largest batch that fits.
+
+    Examples:
+
+    herald plan --model sdar-8b --device-memory 80GB --host-memory 400GB
+
+    herald plan --model SDAR-8B-Chat/config.json --max-context 16384 --json
+    """
+    chosen_budget = read_budget(budget, budget_tokens)
+    device_bytes = read_size(device_memory, "--device-memory")
+    host_bytes = read_size(host_memory, "--host-memory")
+    prepare_platform()
+    with refusals():
+        from herald_jax.engine.config import EngineConfig
+        from herald_jax.engine.sizing import Sizing
+
+        config, stored = _read_model(model, block_size)
+        kind = stored if dtype is None else dtype.value
+        context = max_context or config.max_position_embeddings
+        engine_config = EngineConfig(
+            budget=chosen_budget,
+            exact_layers=exact_layers,
+            max_batch=max_batch,
+            max_context=context,
+            device_memory=device_bytes,
+            host_memory=host_bytes,
+        )
+        sizing = Sizing(config, engine_config, _numpy_dtype(kind))
+        rows = [_row(sizing, method, context) for method in ("dense", *SELECTORS)]
+        chosen, reason = sizing.choose(context)
+    report = {
+        "model": model,
+        "dtype": kind,
+        "max_context": context,
+        "max_batch": max_batch,
+        "budget": str(chosen_budget),
+        "device_memory": sizing.device_memory,
+        "host_memory": sizing.host_memory,
+        "auto": {"method": chosen, "reason": reason},
+        "methods": rows,
+    }
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        _print(report)
+
+
+def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
+    """Configuration and dtype of a checkpoint or of a Hugging Face config.json."""
+    from herald_jax import checkpoint
+    from herald_jax.engine.engine import EMBEDDED
+    from herald_jax.models import registry
+
+    path = EMBEDDED if model == "embedded" else Path(model)
+    foreign = path / "config.json" if path.is_dir() else path
+    if not foreign.is_file() or (path / "herald.json").is_file():
+        return checkpoint.read_config(path)
+    try:
+        hf = json.loads(foreign.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Refused(f"--model {foreign} cannot be read as JSON: {error}") from error
+    if not isinstance(hf, dict):
+        raise Refused(f"--model {foreign} is not a JSON object: give a config.json")
+    return registry.from_hf(hf, block_size=block_size), "bfloat16"
+
+
+def _numpy_dtype(name: str) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.dtype(name)
+
+
+def _row(sizing: Sizing, method: str, context: int) -> dict[str, Any]:
+    """What one method needs, in bytes."""
+    made = sizing.plan(sizing.shape(method, context))
+    fits = made.device_bytes <= sizing.device_memory and made.host_bytes <= sizing.host_memory
+    return {
+        "method": method,
+        "exact_layers": sizing.exact_layers(method),
+        "weights": made.weights,
+        "exact_kv": made.exact,
+        "pools": made.pools,
+        "prefill": made.prefill,
+        "workspace": made.workspace,
+        "device_bytes": made.device_bytes,
+        "host_pool": made.host_pool,
+        "staging": made.staging,
+        "host_bytes": made.host_bytes,
+        "fits": fits,
+        "largest_batch": sizing.largest_batch(method, context),
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    table = Table(
+        title=f"{report['model']}, {report['dtype']}, {report['max_context']} tokens, batch "
+        f"{report['max_batch']}, budget {report['budget']}"
+    )
+    table.add_column("method")
+    for title in (*COLUMNS, "fits", "largest batch"):
+        table.add_column(title, justify="right")
+    for row in report["methods"]:
+        sizes = [format_bytes(row[key]) for key in COLUMNS.values()]
+        table.add_row(
+            row["method"], *sizes, "yes" if row["fits"] else "no", str(row["largest_batch"])
+        )
+    # Wide enough for every column where stdout is a file.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    console.print(
+        f"device memory {format_bytes(report['device_memory'])}, host memory "
+        f"{format_bytes(report['host_memory'])}; auto takes {report['auto']['method']}: "
+        f"{report['auto']['reason']}",
+        highlight=False,
+    )

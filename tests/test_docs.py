@@ -1,0 +1,80 @@
+"""The documents keep their word: commands exist, links lead somewhere, the example runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from herald_jax.cli import app
+from herald_jax.engine.engine import EMBEDDED
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND: Any = typer.main.get_command(app)
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert local, "every page links to another"
+    missing = [target for target in local if not (page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line for block in fenced(page, "sh") for line in block.splitlines() if line.strip()]
+    for line in lines:
+        words = [
+            word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)
+        ]
+        if words[:1] == ["make"]:
+            assert set(words[1:]) <= targets, line
+        elif words[:1] == ["herald"]:
+            command = COMMAND.commands[words[1]]
+            known = {name for parameter in command.params for name in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_options_table_names_real_options() -> None:
+    command = COMMAND.commands["generate"]
+    known = {name for parameter in command.params for name in parameter.opts}
+    readme = (ROOT / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| `--")]
+    named = {option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row)}
+    assert len(named) > 10
+    assert named <= known
+
+
+def test_files_that_the_documents_name_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(
+            r"`((?:herald_jax|host_kernels|checkpoints_convert|tests)/[\w/.]+)`", page.read_text()
+        ):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.skipif(not EMBEDDED.is_dir(), reason="the embedded model is not in this checkout")
+def test_the_python_example_runs() -> None:
+    (example,) = fenced(ROOT / "README.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[0] for line in done.stdout.splitlines() if line[:2] in ("0 ", "1 ")} == {
+        "0",
+        "1",
+    }
