@@ -23,6 +23,7 @@ from herald_jax import checkpoint
 from herald_jax.cli import main, request_files
 from herald_jax.cli import platform as cli_platform
 from herald_jax.cli.console import Refused
+from herald_jax.engine.engine import EMBEDDED
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import SELECTORS
@@ -360,6 +361,29 @@ def test_device_memory_becomes_the_size_of_the_arena(monkeypatch: pytest.MonkeyP
     assert os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] == "default"
     with pytest.raises(Refused, match="--device-memory"):
         cli_platform.limit_arena(80_000_000_000, 80_000_000_000)
+
+
+@pytest.mark.skipif(not EMBEDDED.is_dir(), reason="the embedded model is not in this checkout")
+def test_demo_reports_both_methods(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo itself over shorter documents, which the real lengths would make slow."""
+    module = sys.modules["herald_jax.cli.demo"]
+    for name, value in {"TRAINED_TOKENS": 384, "LONG_TOKENS": 512, "QUESTIONS": 2}.items():
+        monkeypatch.setattr(module, name, value)
+    assert main(["demo", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["questions"]) == 2
+    for row in report["questions"]:
+        assert {"question", "answer", "dense", "herald"} <= set(row)
+    for source in (report, report["long_document"]):
+        assert source["herald"]["device_kv_bytes"] < source["dense"]["device_kv_bytes"]
+        assert source["herald"]["host_kv_bytes"] > 0 == source["dense"]["host_kv_bytes"]
+        assert not source["dense"]["errors"] + source["herald"]["errors"]
+    assert report["dense"]["total"] == report["herald"]["total"] == 2
+    assert report["dense"]["correct"] == sum(row["dense_correct"] for row in report["questions"])
+    assert report["long_document"]["document_tokens"] >= 512
+    assert report["document_tokens"] < 384
 
 
 def test_ids_are_places_unless_given(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,8 @@ for command in (generate, demo, convert, plan, doctor):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 a request failed, 2 wrong use."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Its tokenizers warn of long prompts; the engine checks lengths with a sentence of its own.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     command = typer.main.get_command(app)
     try:
         # Without a command there is nothing to do but tell what there is.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from herald_jax.cli.console import Progress, note, refusals
@@ -33,6 +34,8 @@ LONG_TOKENS = 8192
 QUESTIONS, LONG_QUESTIONS = 6, 1
 TOKENS_PER_FACT = 64
 ANSWER_TOKENS = 32
+#: Characters of an answer that the table shows; --json has all.
+SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,10 @@ def demo(
 
 
 def make_task(encode: Callable[[str], list[int]], tokens: int, asked: int, seed: int) -> Task:
-    """A document whose prompts have about ``tokens`` tokens, and questions about it.
+    """A document and questions about it.
 
-    The long document's prompts have at least ``tokens``, so that its length is not overstated.
+    Up to the trained length, prompt and answer fit into ``tokens``; a longer document has at
+    least ``tokens`` itself, so that its length is not overstated.
     """
     from herald_jax.training.tasks import make_document, prompt_text
 
@@ -142,7 +146,8 @@ def make_task(encode: Callable[[str], list[int]], tokens: int, asked: int, seed:
             costs[atom] = len(encode(atom))
         return costs[atom]
 
-    room = tokens if tokens > TRAINED_TOKENS else tokens - 2 * ANSWER_TOKENS
+    margin = 2 * ANSWER_TOKENS
+    room = tokens + margin if tokens > TRAINED_TOKENS else tokens - margin
     document = make_document(rng, room, tokens // TOKENS_PER_FACT, cost)
     chosen = rng.sample(document.questions, asked)
     prompts = [encode(prompt_text(document.text, question.text)) for question in chosen]
@@ -199,7 +204,7 @@ def _ask(
         "seconds": round(seconds, 3),
         "seconds_include_compilation": not warm,
         "prefill_seconds": round(timeline.prefill_seconds - before.prefill_seconds, 3),
-        "tokens_per_second": round(tokens / busy, 2) if busy else 0.0,
+        "tokens_per_second": round(tokens / seconds, 2),
         "stall_fraction": round(stalled / busy, 4) if busy else 0.0,
         "errors": [result.error for result in results.values() if result.error],
     }
@@ -226,13 +231,11 @@ def _print(report: dict[str, Any]) -> None:
     for title in ("question", "answer", *METHODS.values()):
         asked.add_column(title)
     for row in report["questions"]:
-        marks = [
-            f"{row[name]} [green](right)[/]"
-            if row[f"{name}_correct"]
-            else f"{row[name]} [red](wrong)[/]"
-            for name in METHODS
-        ]
-        asked.add_row(row["question"], row["answer"], *marks)
+        cells = []
+        for name in METHODS:
+            mark = "[green](right)[/]" if row[f"{name}_correct"] else "[red](wrong)[/]"
+            cells.append(f"{escape(row[name][:SHOWN])} {mark}")
+        asked.add_row(row["question"], row["answer"], *cells)
     console.print(asked)
     figures = Table(title="the same, in figures")
     figures.add_column("")
@@ -243,7 +246,7 @@ def _print(report: dict[str, Any]) -> None:
         ("right answers", report, lambda run: f"{run['correct']} of {run['total']}"),
         ("KV on the device", report, lambda run: format_bytes(run["device_kv_bytes"])),
         ("KV on the host", report, lambda run: format_bytes(run["host_kv_bytes"])),
-        ("tokens/s, decoding", report, lambda run: f"{run['tokens_per_second']:.1f}"),
+        ("tokens/s, prompts included", report, lambda run: f"{run['tokens_per_second']:.1f}"),
         ("stall fraction", report, lambda run: f"{run['stall_fraction']:.3f}"),
     ]
     length = long_report["document_tokens"]
