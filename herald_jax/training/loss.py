@@ -1,0 +1,195 @@
+"""The training pass: context and branches in one sequence, and what is scored in it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from herald_jax.models.attention import Implementation
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.sdar import SdarModel
+from herald_jax.training.data import ANSWER, COPY, END, FILL
+
+Params = Any
+# The two heads of the first layer whose bindings are supervised: one finds the first token of the
+# key, the other its last. They use different KV heads wherever there are two.
+QK_SCALE = 1.5  # lets a head attend one token of hundreds from the start
+FILL_WEIGHT, END_WEIGHT, COPY_WEIGHT = 0.05, 0.5, 0.5
+
+
+def binding_heads(config: ModelConfig) -> tuple[int, int]:
+    """Heads of layer 0 that are bound to the first and to the last token of a key."""
+    return 0, config.num_heads // 2
+
+
+def layout(context: int, branches: int, size: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and attention of a row ``[context | branch | branch ...]``.
+
+    Returns:
+      int32 [W] positions (every branch starts at ``context``), and bool [W, W]: a query attends
+      blocks up to its own, in the context and in its own branch only.
+    """
+    branch = np.concatenate([np.zeros(context, int), np.repeat(1 + np.arange(branches), size)])
+    inside = np.tile(np.arange(size), branches)
+    positions = np.concatenate([np.arange(context), context + inside]).astype(np.int32)
+    blocks = positions // block
+    visible = (branch[None] == 0) | (branch[None] == branch[:, None])
+    return positions, visible & (blocks[None] <= blocks[:, None])
+
+
+def init_params(config: ModelConfig, seed: int) -> Params:
+    """fp32 weights; embeddings with deviation 0.1, which learns to match sooner than 0.02."""
+    model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    shape = model.embedding.embedding[...].shape
+    scaled = 0.1 * jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+    model.embedding.embedding[...] = scaled
+    for layer in model.layers:
+        for norm in (layer.attention.q_norm, layer.attention.k_norm):
+            norm.scale[...] = jnp.full_like(norm.scale[...], QK_SCALE)
+    return nnx.split(model)[1].to_pure_dict()
+
+
+def as_model(config: ModelConfig, params: Params, dtype: Any) -> SdarModel:
+    """The network over ``params`` cast to ``dtype``."""
+    model = nnx.eval_shape(lambda: SdarModel(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+    state.replace_by_pure_dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+    return nnx.merge(graph, state)
+
+
+def _binding_loss(
+    config: ModelConfig,
+    q: jax.Array,
+    k: jax.Array,
+    mask: jax.Array,
+    batch: dict[str, jax.Array],
+    context: int,
+) -> jax.Array:
+    """Mean -log attention of two layer-0 heads on the first and the last token of the key.
+
+    Answer slots and value tokens of the context are averaged apart: both bindings are needed.
+    """
+    query = batch["bind"][..., 0]
+    slots = batch["bound"] & (query >= context)
+    values = batch["bound"] & (query < context)
+    total = jnp.zeros(())
+    for place, head in enumerate(binding_heads(config)):
+        rows = jnp.take_along_axis(q[:, :, head], query[..., None], axis=1)
+        keys = k[:, :, head // config.group_size]
+        scores = jnp.einsum("nmd,nwd->nmw", rows, keys, preferred_element_type=jnp.float32)
+        scores = jnp.where(mask[query], scores * config.head_dim**-0.5, -1e30)
+        target = batch["bind"][..., 1 + place]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(scores), target[..., None], axis=-1)
+        for chosen in (slots, values):
+            share = jnp.where(chosen, picked[..., 0], 0.0).sum() / jnp.maximum(chosen.sum(), 1)
+            total -= 0.25 * share
+    return total
+
+
+def loss_and_metrics(
+    params: Params,
+    batch: dict[str, jax.Array],
+    bind_weight: jax.Array,
+    *,
+    config: ModelConfig,
+    context: int,
+    branches: int,
+    dtype: Any,
+    attention: Implementation,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss of one batch.
+
+    Answer, end-of-text and copying losses are means over their own tokens, so that the many fill
+    tokens never outweigh the few answer tokens.
+
+    Args:
+      params: fp32 weights; ``batch``: as ``data.make_batch`` makes it.
+      bind_weight: float32 [], weight of the binding loss.
+      config, context, branches, dtype, attention: static; ``dtype`` and ``attention`` say how
+        to compute.
+
+    Returns:
+      float32 [] and metrics, each float32 [].
+    """
+    model = as_model(config, params, dtype)
+    size = (batch["tokens"].shape[1] - context) // branches
+    where, visible = layout(context, branches, size, config.block_size)
+    mask = jnp.asarray(visible)
+    positions = jnp.broadcast_to(jnp.asarray(where), batch["tokens"].shape)
+    x = model.embed(batch["tokens"])
+    binding = jnp.zeros(())
+    for index, layer in enumerate(model.layers):
+        q, k, v = layer.pre(x, positions)
+        if index == 0:
+            binding = _binding_loss(config, q, k, mask, batch, context)
+        mixed = jax.nn.dot_product_attention(
+            q, k, v, mask=mask[None, None], implementation=attention
+        )
+        x = layer.post(x, mixed)
+    logits = model.head(x[:, context:])
+    targets, classes = batch["targets"][:, context:], batch["classes"][:, context:]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    right = (logits.argmax(-1) == targets).astype(jnp.float32)
+
+    def mean(values: jax.Array, kind: int) -> jax.Array:
+        chosen = classes == kind
+        return jnp.where(chosen, values, 0.0).sum() / jnp.maximum(chosen.sum(), 1)
+
+    metrics = {
+        "answer_loss": mean(losses, ANSWER),
+        "end_loss": mean(losses, END),
+        "copy_loss": mean(losses, COPY),
+        "binding_loss": binding,
+        "answer": mean(right, ANSWER),
+        "end": mean(right, END),
+        "copy": mean(right, COPY),
+    }
+    loss = metrics["answer_loss"] + END_WEIGHT * metrics["end_loss"]
+    loss += COPY_WEIGHT * metrics["copy_loss"] + FILL_WEIGHT * mean(losses, FILL)
+    return loss + bind_weight * binding, metrics
+
+
+def optimizer() -> optax.GradientTransformation:
+    """Adam directions after clipping; the learning rate is applied by ``train_step``."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b1=0.9, b2=0.95))
+
+
+@partial(
+    jax.jit,
+    static_argnames=("config", "context", "branches", "dtype", "attention"),
+    donate_argnames=("params", "moments"),
+)
+def train_step(
+    params: Params,
+    moments: Any,
+    batch: dict[str, jax.Array],
+    rate: jax.Array,
+    bind_weight: jax.Array,
+    *,
+    config: ModelConfig,
+    context: int,
+    branches: int,
+    dtype: Any,
+    attention: Implementation,
+) -> tuple[Params, Any, dict[str, jax.Array]]:
+    """One update at learning rate ``rate``; returns weights, moments and metrics."""
+    grad = jax.grad(loss_and_metrics, has_aux=True)
+    gradient, metrics = grad(
+        params,
+        batch,
+        bind_weight,
+        config=config,
+        context=context,
+        branches=branches,
+        dtype=dtype,
+        attention=attention,
+    )
+    updates, moments = optimizer().update(gradient, moments)
+    params = jax.tree.map(lambda leaf, step: leaf - rate * step, params, updates)
+    return params, moments, metrics
