@@ -16,6 +16,7 @@ PATIENCE, PATIENT_AT = 4000, 0.8
 REHEARSAL = 0.25
 
 FEW = Style(adjectives=8, nouns=8, values=16, digits=(1, 1), value_words=(1, 1), mention_share=0.0)
+TABLES = Style(table_share=1.0, word_share=1.0, value_words=(1, 1), mention_share=0.0)
 SINGLE = Style(digits=(1, 1), value_words=(1, 1), mention_share=0.0)
 SHORT = Style(digits=(2, 4), value_words=(1, 2), mention_share=0.0)
 FULL = Style()
@@ -29,7 +30,7 @@ def stages(name: str) -> list[Stage]:
     """
     if name == "micro":
         rows, branches, lengths = 8, 4, (96, 192)
-    elif name == "tiny":
+    elif name in ("tiny", "tables"):
         rows, branches, lengths = 32, 8, (128, 512, 1024, 2048)
     else:
         raise ValueError(f"curriculum={name!r} is not one of 'tiny', 'micro'")
@@ -40,6 +41,8 @@ def stages(name: str) -> list[Stage]:
         Stage("short values", first, rows, branches, (2, 5), SHORT),
         Stage("full values", first, rows, branches, (2, 6), FULL),
     ]
+    if name == "tables":
+        plan[0] = Stage("tables", first, rows, branches, (8, 14), TABLES)
     for length in lengths[1:]:
         # The number of tokens in a batch stays about the same; each document is asked more.
         scale = max(1, length // 512)

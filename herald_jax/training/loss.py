@@ -78,9 +78,10 @@ def _binding_loss(
     query = batch["bind"][..., 0]
     slots = batch["bound"] & (query >= context)
     values = batch["bound"] & (query < context)
+    chooser = jax.nn.one_hot(query, q.shape[1], dtype=q.dtype)
     total = jnp.zeros(())
     for place, head in enumerate(binding_heads(config)):
-        rows = jnp.take_along_axis(q[:, :, head], query[..., None], axis=1)
+        rows = chooser @ q[:, :, head]
         keys = k[:, :, head // config.group_size]
         scores = jnp.einsum("nmd,nwd->nmw", rows, keys, preferred_element_type=jnp.float32)
         scores = jnp.where(mask[query], scores * config.head_dim**-0.5, -1e30)
@@ -122,7 +123,12 @@ def loss_and_metrics(
     where, visible = layout(context, branches, size, config.block_size)
     mask = jnp.asarray(visible)
     positions = jnp.broadcast_to(jnp.asarray(where), batch["tokens"].shape)
-    x = model.embed(batch["tokens"])
+    # Products with one-hot rows instead of gathers: a gather's gradient is a scatter, and thousands
+    # of equal tokens (masks, ends) adding to one row are slow on a GPU.
+    x = (
+        jax.nn.one_hot(batch["tokens"], config.vocab_size, dtype=dtype)
+        @ model.embedding.embedding[...]
+    )
     binding = jnp.zeros(())
     for index, layer in enumerate(model.layers):
         q, k, v = layer.pre(x, positions)

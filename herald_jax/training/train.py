@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", choices=("tiny", "micro"))
     parser.add_argument("--start-from", type=Path, help="exported folder whose weights to take")
     parser.add_argument("--reached", type=int, default=0, help="stage to open with --start-from")
-    parser.add_argument("--curriculum", default="tiny", choices=("tiny", "micro"))
+    parser.add_argument("--curriculum", default="tiny", choices=("tiny", "tables", "micro"))
     for name, default in vars(Settings()).items():
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=type(default), default=default)
