@@ -11,12 +11,10 @@ from herald_jax.training.vocabulary import EOS_ID, MASK_ID
 
 ADVANCE_AT = 0.95
 # A stage that stays below that for so many steps is left too, if it is mostly right.
-PATIENCE, PATIENT_AT = 4000, 0.8
+PATIENCE, PATIENT_AT = 2500, 0.8
 # Share of batches that rehearse an earlier stage, so that short contexts stay in the mix.
 REHEARSAL = 0.25
 
-FEW = Style(adjectives=8, nouns=8, values=16, digits=(1, 1), value_words=(1, 1), mention_share=0.0)
-TABLES = Style(table_share=1.0, word_share=1.0, value_words=(1, 1), mention_share=0.0)
 SINGLE = Style(digits=(1, 1), value_words=(1, 1), mention_share=0.0)
 SHORT = Style(digits=(2, 4), value_words=(1, 2), mention_share=0.0)
 FULL = Style()
@@ -25,24 +23,21 @@ FULL = Style()
 def stages(name: str) -> list[Stage]:
     """The curriculum called ``name``: "tiny" for one GPU, "micro" for a quick run on a CPU.
 
-    Every stage is left once answers are right at ``ADVANCE_AT``: first few words and pairs, then
-    all words, then values of several tokens, then longer contexts with more facts.
+    Every stage is left once answers are right at ``ADVANCE_AT``: first values of one token, then
+    of several tokens, then longer contexts with more facts.
     """
     if name == "micro":
         rows, branches, lengths = 8, 4, (96, 192)
-    elif name in ("tiny", "tables"):
-        rows, branches, lengths = 32, 8, (128, 512, 1024, 2048)
+    elif name == "tiny":
+        rows, branches, lengths = 32, 8, (128, 512, 1024)
     else:
         raise ValueError(f"curriculum={name!r} is not one of 'tiny', 'micro'")
     first = lengths[0]
     plan = [
-        Stage("few words", first, rows, branches, (2, 3), FEW),
-        Stage("all words", first, rows, branches, (2, 4), SINGLE),
-        Stage("short values", first, rows, branches, (2, 5), SHORT),
-        Stage("full values", first, rows, branches, (2, 6), FULL),
+        Stage("single tokens", first, rows, branches, (2, first // 16), SINGLE),
+        Stage("short values", first, rows, branches, (2, first // 16), SHORT),
+        Stage("full values", first, rows, branches, (2, first // 16), FULL),
     ]
-    if name == "tables":
-        plan[0] = Stage("tables", first, rows, branches, (8, 14), TABLES)
     for length in lengths[1:]:
         # The number of tokens in a batch stays about the same; each document is asked more.
         scale = max(1, length // 512)
@@ -63,7 +58,7 @@ def stages(name: str) -> list[Stage]:
 def choose(plan: list[Stage], reached: int, seed: int, index: int) -> int:
     """Which stage batch ``index`` belongs to, ``reached`` being the newest one open."""
     rng = random.Random(f"stage/{seed}/{index}")
-    first = min(3, reached)
+    first = min(2, reached)
     if rng.random() < REHEARSAL and reached > first:
         return rng.randrange(first, reached)
     return reached
@@ -71,7 +66,7 @@ def choose(plan: list[Stage], reached: int, seed: int, index: int) -> int:
 
 def model_config(name: str, vocab_size: int) -> ModelConfig:
     """The network called ``name``: "tiny" is the embedded model, "micro" a study of it."""
-    shapes = {"tiny": (256, 6, 8, 2, 64, 640), "micro": (96, 2, 4, 2, 32, 192)}
+    shapes = {"tiny": (256, 4, 8, 2, 64, 768), "micro": (96, 2, 4, 2, 32, 192)}
     if name not in shapes:
         raise ValueError(f"model={name!r} is not one of 'tiny', 'micro'")
     hidden, layers, heads, kv_heads, head_dim, inner = shapes[name]

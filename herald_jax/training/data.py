@@ -39,7 +39,7 @@ class Stage:
     branches: int
     facts: tuple[int, int]
     style: Style = field(default_factory=Style)
-    copy_share: float = 0.25
+    copy_share: float = 0.1
     supervised: bool = True
 
     @property

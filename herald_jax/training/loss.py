@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from herald_jax.training.data import ANSWER, COPY, END, FILL
 Params = Any
 # The two heads of the first layer whose bindings are supervised: one finds the first token of the
 # key, the other its last. They use different KV heads wherever there are two.
-QK_SCALE = 1.5  # lets a head attend one token of hundreds from the start
+WEIGHT_DECAY = 0.1
 FILL_WEIGHT, END_WEIGHT, COPY_WEIGHT = 0.05, 0.5, 0.5
 
 
@@ -43,16 +44,64 @@ def layout(context: int, branches: int, size: int, block: int) -> tuple[np.ndarr
     return positions, visible & (blocks[None] <= blocks[:, None])
 
 
-def init_params(config: ModelConfig, seed: int) -> Params:
-    """fp32 weights; embeddings with deviation 0.1, which learns to match sooner than 0.02."""
+@dataclass(frozen=True)
+class Start:
+    """How weights begin; the defaults are those that learned to look up soonest.
+
+    Attributes:
+      embedding: deviation of the embedding.
+      qk_scale: of the query and key norms; lets a head attend one token of hundreds at once.
+      outputs: factor on every output projection, so that the residual stream is not noise.
+      bound: the same factor for the two supervised heads of the first layer, whose news about
+        the key must not drown.
+      mask: deviation of the mask's embedding.
+      tied: how many query heads of each group begin equal to their key projection in the layers
+        after the first, reflected along the mask's embedding: residuals with the same news attend
+        one another from the start, but masked slots do not attend masked slots.
+    """
+
+    embedding: float = 0.1
+    qk_scale: float = 1.5
+    outputs: float = 0.2
+    bound: float = 0.5
+    mask: float = 0.2
+    tied: int = 2
+
+
+def init_params(config: ModelConfig, seed: int, start: Start | None = None) -> Params:
+    """fp32 weights as ``start`` says; equal arguments give equal weights."""
+    start = start or Start()
     model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
-    shape = model.embedding.embedding[...].shape
-    scaled = 0.1 * jax.random.normal(jax.random.key(seed), shape, jnp.float32)
-    model.embedding.embedding[...] = scaled
-    for layer in model.layers:
-        for norm in (layer.attention.q_norm, layer.attention.k_norm):
-            norm.scale[...] = jnp.full_like(norm.scale[...], QK_SCALE)
-    return nnx.split(model)[1].to_pure_dict()
+    params = nnx.split(model)[1].to_pure_dict()
+    shape = params["embedding"]["embedding"].shape
+    noise = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+    scale = jnp.full(config.vocab_size, start.embedding).at[config.mask_token_id].set(start.mask)
+    params["embedding"]["embedding"] = scale[:, None] * noise
+    axis = noise[config.mask_token_id] / jnp.linalg.norm(noise[config.mask_token_id])
+    heads = (-1, config.num_heads, config.head_dim)
+    for index, layer in params["layers"].items():
+        attention = layer["attention"]
+        for name in ("q_norm", "k_norm"):
+            attention[name]["scale"] *= start.qk_scale
+        layer["mlp"]["down"]["kernel"] *= start.outputs
+        factor = jnp.full(config.num_heads, start.outputs)
+        if index == 0:
+            factor = factor.at[jnp.array(binding_heads(config))].set(start.bound)
+        else:
+            q = attention["q"]["kernel"].reshape(heads)
+            k = attention["k"]["kernel"]
+            k = jnp.repeat(
+                (k - 2 * axis[:, None] * (axis @ k)).reshape(
+                    -1, config.num_kv_heads, config.head_dim
+                ),
+                config.group_size,
+                axis=1,
+            )
+            alike = jnp.arange(config.num_heads) % config.group_size < start.tied
+            q = jnp.where(alike[:, None], k, q)
+            attention["q"]["kernel"] = q.reshape(attention["q"]["kernel"].shape)
+        attention["o"]["kernel"] *= jnp.repeat(factor, config.head_dim)[:, None]
+    return params
 
 
 def as_model(config: ModelConfig, params: Params, dtype: Any) -> SdarModel:
@@ -197,5 +246,9 @@ def train_step(
         attention=attention,
     )
     updates, moments = optimizer().update(gradient, moments)
-    params = jax.tree.map(lambda leaf, step: leaf - rate * step, params, updates)
+
+    def move(leaf: jax.Array, step: jax.Array) -> jax.Array:
+        return leaf - rate * (step + (WEIGHT_DECAY * leaf if leaf.ndim > 1 else 0.0))
+
+    params = jax.tree.map(move, params, updates)
     return params, moments, metrics

@@ -43,7 +43,7 @@ class Settings:
     seed: int = 0
     steps: int = 1_000_000
     seconds: float = 480.0
-    rate: float = 2e-3
+    rate: float = 1e-3
     warmup: int = 100
     decay_share: float = 0.35
     bind_weight: float = 0.5
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", choices=("tiny", "micro"))
     parser.add_argument("--start-from", type=Path, help="exported folder whose weights to take")
     parser.add_argument("--reached", type=int, default=0, help="stage to open with --start-from")
-    parser.add_argument("--curriculum", default="tiny", choices=("tiny", "tables", "micro"))
+    parser.add_argument("--curriculum", default="tiny", choices=("tiny", "micro"))
     for name, default in vars(Settings()).items():
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=type(default), default=default)
