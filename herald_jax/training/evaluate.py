@@ -11,7 +11,7 @@ import argparse
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ def score(
     model: SdarModel,
     encoder: Encoder,
     asked: list[tuple[list[int], str]],
-    batch: int = 10,
+    batch: int,
     **options: Any,
 ) -> tuple[float, float]:
     """Share of exactly right answers, and decoding steps per block of a batch."""
@@ -221,8 +221,8 @@ def main() -> None:
     """Command line: a table of scores, and the collapse under random selection."""
     parser = argparse.ArgumentParser(prog="python -m herald_jax.training.evaluate")
     parser.add_argument("model", type=Path, help="folder written by herald_jax.training.train")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024, 2048])
-    parser.add_argument("--facts", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--lengths", type=int, nargs="*", default=[128, 256, 512, 1024, 2048])
+    parser.add_argument("--facts", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--count", type=int, default=20, help="questions for each table entry")
     parser.add_argument("--seed", type=int, default=1_000_003)
     parser.add_argument("--random", type=float, nargs="*", default=[0.05, 0.1])
@@ -236,7 +236,9 @@ def main() -> None:
 
     def measure(style: Style, tokens: int, facts: int, sparsity: Sparsity, **labels: Any) -> None:
         asked = list(questions(encoder, style, tokens, facts, options.count, options.seed))
-        share, steps = score(config, model, encoder, asked, sparsity=sparsity)
+        share, steps = score(
+            config, model, encoder, asked, max(1, 8192 // tokens), sparsity=sparsity
+        )
         row = {**labels, "tokens": tokens, "facts": facts, "n": len(asked), "score": share}
         rows.append({**row, "steps_per_block": round(steps, 2)})
         print(json.dumps(rows[-1]), flush=True)
@@ -251,7 +253,7 @@ def main() -> None:
         for fraction in (*options.random, 1.0):
             labels = {"task": "all", "selection": f"random {fraction}", "exact_layers": exact}
             sparsity = Sparsity(exact, fraction)
-            measure(replace(Style()), options.random_length, 8, sparsity, **labels)
+            measure(Style(), options.random_length, 8, sparsity, **labels)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -64,7 +64,7 @@ class Start:
     qk_scale: float = 1.5
     outputs: float = 0.2
     bound: float = 0.5
-    mask: float = 0.2
+    mask: float = 0.3
     tied: int = 2
 
 

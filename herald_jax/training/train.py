@@ -43,11 +43,11 @@ class Settings:
     seed: int = 0
     steps: int = 1_000_000
     seconds: float = 480.0
-    rate: float = 1e-3
+    rate: float = 7e-4
     warmup: int = 100
     decay_share: float = 0.35
     bind_weight: float = 0.5
-    fade: int = 500
+    fade: int = 300
     workers: int = 0
     save_every: float = 60.0
     dtype: str = "float32"
