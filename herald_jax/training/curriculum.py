@@ -26,6 +26,7 @@ def stages(name: str) -> list[Stage]:
     Every stage is left once answers are right at ``ADVANCE_AT``: first values of one token, then
     of several tokens, then longer contexts with more facts.
     """
+    lengths: tuple[int, ...]
     if name == "micro":
         rows, branches, lengths = 8, 4, (96, 192)
     elif name == "tiny":
@@ -80,7 +81,7 @@ def model_config(name: str, vocab_size: int) -> ModelConfig:
         head_dim=head_dim,
         intermediate_size=inner,
         tie_word_embeddings=True,
-        max_position_embeddings=8192,
+        max_position_embeddings=2048,
         block_size=32,
         mask_token_id=MASK_ID,
         stop_token_ids=(EOS_ID,),

@@ -112,8 +112,13 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": config.stop_token_ids[0],
         "pad_token_id": config.stop_token_ids[0],
-        "exact_layers": config.exact_layers,
         "torch_dtype": "bfloat16",
+        "herald": {
+            "block_size": config.block_size,
+            "mask_token_id": config.mask_token_id,
+            "stop_token_ids": list(config.stop_token_ids),
+            "exact_layers": config.exact_layers,
+        },
     }
 
 
@@ -129,14 +134,15 @@ def read_config(folder: Path) -> ModelConfig:
     raw = json.loads((folder / "config.json").read_text())
     same = (
         "vocab_size hidden_size head_dim intermediate_size rope_theta rms_norm_eps attention_bias "
-        "tie_word_embeddings max_position_embeddings block_size mask_token_id exact_layers"
+        "tie_word_embeddings max_position_embeddings block_size mask_token_id"
     )
     return ModelConfig(
         family="sdar",
         num_layers=raw["num_hidden_layers"],
         num_heads=raw["num_attention_heads"],
         num_kv_heads=raw["num_key_value_heads"],
-        stop_token_ids=(raw["eos_token_id"],),
+        stop_token_ids=tuple(raw["herald"]["stop_token_ids"]),
+        exact_layers=raw["herald"]["exact_layers"],
         **{name: raw[name] for name in same.split()},
     )
 

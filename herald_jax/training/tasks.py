@@ -110,6 +110,9 @@ def _value(rng: random.Random, style: Style) -> str:
 def _fact(rng: random.Random, key: str, attribute: str, value: str, table: bool) -> Sentence:
     name, what, answer = atoms_of(key), atoms_of(attribute), atoms_of(value)
     form = "table" if table else rng.choice(("of", "note", "for"))
+    before: tuple[str, ...]
+    between: tuple[str, ...]
+    end: tuple[str, ...]
     if form == "table":
         before, between, end = (" -",), (":",), ("\n",)
     elif form == "of":
@@ -181,7 +184,9 @@ def make_document(
         )
         for key in keys
     ]
-    room = tokens - sum(cost(atom) for sentence in stated for atom in sentence.atoms)
+    heading = Sentence(("\n", "List", " of", " each", *atoms_of(shared), ":", "\n"))
+    given = [heading, *stated] if table else stated
+    room = tokens - sum(cost(atom) for sentence in given for atom in sentence.atoms)
     filler: list[Sentence] = []
     while True:
         sentence = _filler(rng, style)
@@ -190,9 +195,8 @@ def make_document(
             break
         filler.append(sentence)
     if table:
-        heading = Sentence(("\n", "List", " of", " each", *atoms_of(shared), ":", "\n"))
         at = rng.randint(0, len(filler))
-        sentences = [*filler[:at], heading, *stated, *filler[at:]]
+        sentences = [*filler[:at], *given, *filler[at:]]
     else:
         sentences = filler
         places = sorted(rng.randint(0, len(filler)) for _ in stated)

@@ -258,7 +258,7 @@ def main() -> None:
     settings = Settings(**{name: options[name] for name in vars(Settings())})
     out: Path = options["out"]
     if not (out / "tokenizer.json").exists():
-        save_tokenizer(build_tokenizer(), out, 8192)
+        save_tokenizer(build_tokenizer(), out, 2048)
     size = Encoder.load(out / "tokenizer.json").tokenizer.get_vocab_size()
     config = curriculum.model_config(options["model"], size)
     trainer = Trainer(config, curriculum.stages(options["curriculum"]), settings, out)
