@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def draw(history: list[dict[str, float]], path: Path) -> None:
         top.plot(steps, [row[name] for row in newest], label=f"{name} tokens right")
     for name in ("answer_loss", "binding_loss"):
         bottom.semilogy(steps, [max(row[name], 1e-4) for row in newest], label=name)
-    for before, after in zip(newest, newest[1:], strict=False):
+    for before, after in itertools.pairwise(newest):
         if after["stage"] > before["stage"]:
             for axis in (top, bottom):
                 axis.axvline(after["step"], color="gray", linewidth=0.7, linestyle=":")
