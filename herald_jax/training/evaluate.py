@@ -141,14 +141,14 @@ def decode(
     for number in range(blocks):
         start = first + number * size
         place = start[:, None] + np.arange(size)
-        row = np.arange(count)[:, None]
+        slots = np.arange(count)[:, None]
         allowed = allowed_rows(config, rows, start, sparsity, rng)
         while True:
-            tokens = jnp.asarray(known[row, place])
+            tokens = jnp.asarray(known[slots, place])
             logits, own = _forward(
                 graph, state, cache, tokens, jnp.asarray(start), jnp.asarray(allowed)
             )
-            open_slots = masked[row, place]
+            open_slots = masked[slots, place]
             if not open_slots.any():
                 break  # this pass saw the clean block, so its keys and values are the final ones
             scores = np.array(jax.nn.softmax(logits))
@@ -156,8 +156,8 @@ def decode(
             best, sure = scores.argmax(-1), np.where(open_slots, scores.max(-1), -1.0)
             accept = (sure > threshold) | (sure == sure.max(-1, keepdims=True))
             accept &= open_slots
-            known[row, place] = np.where(accept, best, known[row, place])
-            masked[row, place] = open_slots & ~accept
+            known[slots, place] = np.where(accept, best, known[slots, place])
+            masked[slots, place] = open_slots & ~accept
             steps += 1
         cache = _commit(cache, own, jnp.asarray(start))
     answers = []
