@@ -369,7 +369,7 @@ def test_demo_reports_both_methods(
 ) -> None:
     """The demo itself over shorter documents, which the real lengths would make slow."""
     module = sys.modules["herald_jax.cli.demo"]
-    for name, value in {"TRAINED_TOKENS": 384, "LONG_TOKENS": 512, "QUESTIONS": 2}.items():
+    for name, value in {"MEASURED_TOKENS": 384, "LONG_TOKENS": 512, "QUESTIONS": 2}.items():
         monkeypatch.setattr(module, name, value)
     assert main(["demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

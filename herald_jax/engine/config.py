@@ -19,7 +19,8 @@ class EngineConfig:
       budget: selected entries per KV head in the sparse layers.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
       max_batch: slots, requests decoded together.
-      max_context: longest prompt + answer in tokens; None fits the requests at hand.
+      max_context: longest prompt + answer in tokens, also beyond what the model was made for;
+        None fits the requests at hand, up to the model's own length.
       prefill_chunk: prompt tokens per prefill program (rounded to whole blocks).
       layer_group: layers per program of the main stream; None takes 4 on an accelerator, where
         the retrieval stream's programs run in between, and all of a kind on the CPU.

@@ -79,13 +79,12 @@ class Intake:
         return list(ids)
 
     def _check_length(self, prompt: int, new: int) -> None:
-        limits = [
-            (self.max_context, "--max-context"),
-            (self.config.max_position_embeddings, "the model's context of"),
-        ]
-        for limit, name in limits:
-            if limit is not None and prompt + new > limit:
-                raise ValueError(
-                    f"{prompt} prompt tokens and {new} new ones are over {name} {limit}: shorten "
-                    "the prompt or lower --max-new-tokens"
-                )
+        # Beyond the length a network was made for answers degrade, so that must be asked for.
+        limit, name = self.max_context, "--max-context"
+        if limit is None:
+            limit, name = self.config.max_position_embeddings, "the model's context of"
+        if prompt + new > limit:
+            raise ValueError(
+                f"{prompt} prompt tokens and {new} new ones are over {name} {limit}: shorten the "
+                "prompt, lower --max-new-tokens or raise --max-context"
+            )

@@ -78,6 +78,9 @@ class Prefill:
             if self.cache.shape.sparse_layers:
                 pools = self._select(slot, buffers)
                 self.cache.pool = place(self.cache.pool, pools, at)
+            # Prefill time must not pass for decoding time.
+            for k, _ in self.cache.exact[-1:] + self.cache.pool[-1:]:
+                wait_ready(k, self.timeout, f"prefill of request {slot.request.id}")
 
     def _read(self, tokens: np.ndarray, slot: Slot) -> list[Buffer]:
         shape, block = self.cache.shape, self.programs.block

@@ -147,6 +147,7 @@ def largest_batch(
     low, high = 0, 1
     while high <= BATCH_CEILING and fits(high):
         low, high = high, high * 2
+    high = min(high, BATCH_CEILING + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -35,32 +35,41 @@ def default_implementation(dtype: jnp.dtype, head_dim: int) -> Implementation:
     return "cudnn" if half and head_dim % 8 == 0 and jax.default_backend() == "gpu" else "xla"
 
 
-def softmax_rows(scores: jax.Array, valid: jax.Array) -> jax.Array:
-    """fp32 softmax over the last axis where ``valid``; rows with nothing valid give zeros."""
-    scores = jnp.where(valid, scores, -jnp.inf)
-    peak = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
-    return weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+def _exponentials(packed: jax.Array, k: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Softmax before its division: float32 weights [N, Hkv, S*G, R] and their sums [..., 1].
 
-
-def _scores(packed: jax.Array, k: jax.Array) -> jax.Array:
-    precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
+    Rows that are not ``valid`` weigh nothing; a query without any gets zeros, and a sum of one.
+    """
+    # Heads first: a plain batch of matrix products, which XLA's CPU backend runs 1.5 times faster.
     scores = jnp.einsum(
-        "nshd,nrhd->nhsr", packed, k, precision=precision, preferred_element_type=jnp.float32
-    )
-    return scores / math.sqrt(k.shape[-1])
-
-
-def _weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
-    precision = jax.lax.Precision.HIGHEST if v.dtype == jnp.float32 else None
-    out = jnp.einsum(
-        "nhsr,nrhd->nshd",
-        weights.astype(v.dtype),
-        v,
-        precision=precision,
+        "nhsd,nhrd->nhsr",
+        packed.swapaxes(1, 2),
+        k.swapaxes(1, 2),
+        precision=_precision(k.dtype),
         preferred_element_type=jnp.float32,
     )
-    return out.astype(v.dtype)
+    scores = jnp.where(valid, scores / math.sqrt(k.shape[-1]), -jnp.inf)
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights, jnp.where(total > 0, total, 1.0)
+
+
+def _precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
+    """fp32 products never drop to TF32."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def _attend(packed: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array) -> jax.Array:
+    weights, total = _exponentials(packed, k, valid)
+    out = jnp.einsum(
+        "nhsr,nhrd->nhsd",
+        weights.astype(v.dtype),
+        v.swapaxes(1, 2),
+        precision=_precision(v.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return (out / total).astype(v.dtype).swapaxes(1, 2)
 
 
 def attend(
@@ -89,7 +98,7 @@ def attend(
         )
     else:
         valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
-        out = _weighted(softmax_rows(_scores(packed, k), valid), v)
+        out = _attend(packed, k, v, valid)
     return unpack(out, q.shape[2])
 
 
@@ -110,8 +119,7 @@ def attend_blocks(
     group = q.shape[2] // k.shape[2]
     last = (jnp.repeat(positions, group, axis=1) // block_size + 1) * block_size
     valid = (jnp.arange(k.shape[1]) < last[..., None])[:, None]
-    weights = softmax_rows(_scores(pack(q, k.shape[2]), k), valid)
-    return unpack(_weighted(weights, v), q.shape[2])
+    return unpack(_attend(pack(q, k.shape[2]), k, v, valid), q.shape[2])
 
 
 def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array) -> jax.Array:
@@ -128,7 +136,7 @@ def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array
     """
     group = q.shape[2] // k.shape[2]
     valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
-    weights = softmax_rows(_scores(pack(q, k.shape[2]), k), valid)
+    weights, total = _exponentials(pack(q, k.shape[2]), k, valid)
     votes = jnp.repeat(voters, group, axis=1).astype(jnp.float32)
     count = jnp.maximum(voters.sum(axis=1), 1).astype(jnp.float32)
-    return jnp.einsum("nhsr,ns->nhr", weights, votes) / count[:, None, None]
+    return jnp.einsum("nhsr,ns->nhr", weights / total, votes) / count[:, None, None]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from herald_jax.models.attention import attend_blocks, pack, softmax_rows, unpack
+from herald_jax.models.attention import attend_blocks, pack, unpack
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.sdar import SdarModel
 from herald_jax.training.loss import as_model
@@ -85,7 +85,8 @@ def _forward(
         valid = jnp.pad(allowed[index], ((0, 0), (0, 0), (0, k.shape[1])), constant_values=True)
         packed = pack(q, k.shape[2])
         scores = jnp.einsum("nshd,nrhd->nhsr", packed, keys) * k.shape[-1] ** -0.5
-        weights = softmax_rows(scores.astype(jnp.float32), valid[:, :, None])
+        scores = jnp.where(valid[:, :, None], scores.astype(jnp.float32), -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
         mixed = jnp.einsum("nhsr,nrhd->nshd", weights.astype(values.dtype), values)
         x = layer.post(x, unpack(mixed, q.shape[2]))
     return model.head(x), own

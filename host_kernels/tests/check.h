@@ -14,12 +14,12 @@ inline int finish() {
 
 }  // namespace check
 
-#define CHECK(condition, ...)                                              \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      ++check::failures;                                                   \
+#define CHECK(condition, ...)                                             \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      ++check::failures;                                                  \
       std::fprintf(stderr, "%s:%d: %s:", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, " " __VA_ARGS__);                               \
-      std::fprintf(stderr, "\n");                                          \
-    }                                                                      \
+      std::fprintf(stderr, " " __VA_ARGS__);                              \
+      std::fprintf(stderr, "\n");                                         \
+    }                                                                     \
   } while (0)
