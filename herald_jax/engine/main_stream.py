@@ -33,7 +33,7 @@ class Lookahead:
 
     draft: bool
     queries: bool
-    begin: Callable[[jax.Array | None, list[Buffer] | None, list[jax.Array] | None], None]
+    begin: Callable[[jax.Array | None, list[jax.Array] | None, list[jax.Array] | None], None]
 
 
 def wait_ready(array: jax.Array, timeout: float, what: str) -> None:
@@ -74,11 +74,14 @@ class MainStream:
         self.queue_depth = queue_depth
         self._queued: deque[jax.Array] = deque()
 
-    def swap(self, idle: Sequence[Buffer]) -> list[Buffer]:
-        """Makes the idle pool active; returns the committed block's rows of every sparse layer."""
+    def swap(self, idle: Sequence[Buffer]) -> jax.Array:
+        """Makes the idle pool active.
+
+        Returns:
+          the committed block's rows [layers, 2, N, B, H_kv, D], keys then values.
+        """
         self.cache.pool, committed = _swapped(list(idle), self.cache.pool, self.block)
-        for rows in committed:
-            start_fetch(rows)
+        start_fetch([committed])
         return committed
 
     def denoise(
@@ -220,14 +223,13 @@ class MainStream:
         width = 2 * self.block
         representative, x = _columns(x, width, width + 1), _columns(x, 0, width)
         positions = _columns(positions, 0, width)
-        drafts: list[Buffer] = []
+        drafts: list[jax.Array] = []
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.pool_pair, group, donate=[0])
             x, self.cache.pool[part], rows = program(self.cache.pool[part], x, positions, lengths)
-            drafts += rows
+            drafts.append(rows)
             self._pace(x)
-        for pair in drafts:
-            start_fetch(pair)
+        start_fetch(drafts)
         lookahead.begin(representative, drafts, None)
         return self._decide(_columns(x, 0, self.block), state, decoding, 1)
 
@@ -255,7 +257,7 @@ def _pair_inputs(state: BlockState, argmax: jax.Array, mask_id: int) -> tuple[ja
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
 def _swapped(
     idle: list[Buffer], active: list[Buffer], block: int
-) -> tuple[list[Buffer], list[Buffer]]:
+) -> tuple[list[Buffer], jax.Array]:
     """The idle pool with the committed block as its tail, and the committed rows."""
     committed = [(k[:, :block], v[:, :block]) for k, v in active]
 
@@ -266,4 +268,4 @@ def _swapped(
         (with_tail(k, ck), with_tail(v, cv))
         for (k, v), (ck, cv) in zip(idle, committed, strict=True)
     ]
-    return pool, committed
+    return pool, jnp.stack([jnp.stack(pair) for pair in committed])

@@ -38,12 +38,13 @@ class BlockRows:
     Attributes:
       bookings: per slot, where the rows go; None for a slot that does not take part.
       start: int32 [N], first position of the block.
-      layers: per sparse layer, (k, v) [N, B, H_kv, D] on the device.
+      groups: arrays on the device that follow the sparse layers, [layers, 2, N, B, H_kv, D] each,
+        keys then values.
     """
 
     bookings: Sequence[Booking | None]
     start: np.ndarray
-    layers: Sequence[Buffer]
+    groups: Sequence[jax.Array]
 
 
 @dataclass
@@ -225,13 +226,13 @@ class RetrievalStream:
         if not counts.any():
             return
         start = np.where(live, rows.start[first:last], 0).astype(np.int32)
-        for layer, (k, v) in enumerate(rows.layers):
+        layers = (layer for group in rows.groups for layer in np.asarray(group))
+        for index, (keys, values) in enumerate(layers):
             extents = [
-                booking.extents[layer] if booking is not None and alive else self.nothing
+                booking.extents[index] if booking is not None and alive else self.nothing
                 for booking, alive in zip(bookings, live, strict=True)
             ]
-            keys, values = np.asarray(k)[first:last], np.asarray(v)[first:last]
-            host_kernels.store(extents, start, counts, keys, values)
+            host_kernels.store(extents, start, counts, keys[first:last], values[first:last])
 
     @property
     def nothing(self) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -24,8 +23,7 @@ from herald_jax.kv.full_pool import FullPool
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import Selector
 
-if TYPE_CHECKING:
-    from herald_jax.kv.device_cache import Buffer
+SPARE_CORES = 3
 
 
 class Session:
@@ -50,8 +48,11 @@ class Session:
           MemoryError: the host refuses the full pool or staging.
         """
         accelerator = device.platform != "cpu"
-        if config.threads is not None:
-            host_kernels.set_thread_count(config.threads)
+        host_kernels.set_thread_count(config.threads)
+        if config.threads is None and accelerator:
+            # The main stream and the retrieval threads need cores of their own to keep the
+            # device's queue filled.
+            host_kernels.set_thread_count(max(1, host_kernels.thread_count() - SPARE_CORES))
         self.config, self.shape, self.selector = config, shape, selector
         self.generation, self.timeline = generation, timeline
         self.batch = Batch(shape, model.mask_token_id, config.budget, config.sinks, device)
@@ -205,7 +206,7 @@ class Session:
 
         def begin(
             representative: jax.Array | None,
-            drafts: list[Buffer] | None,
+            drafts: list[jax.Array] | None,
             queries: list[jax.Array] | None,
         ) -> None:
             rows = [] if self._committed is None else [self._committed]
@@ -233,7 +234,7 @@ class Session:
         with self.timeline.span("main", "swap"):
             committed = self.main.swap([pair for pair in done.pool if pair is not None])
         bookings = [None if slot is None else slot.booking for slot in self.batch.slots]
-        self._committed = BlockRows(bookings, done.job.start, committed)
+        self._committed = BlockRows(bookings, done.job.start, [committed])
         for n, slot in self.batch.active():
             slot.selected = int(done.job.candidates[n])
         return done.failures

@@ -251,11 +251,12 @@ class StepPrograms:
 
     def pool_pair(
         self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, list[Buffer], list[Buffer]]:
+    ) -> tuple[jax.Array, list[Buffer], jax.Array]:
         """Step 1 through sparse layers: x [N, 2B, hidden], denoising group then draft group.
 
         Returns:
-          x, buffers, and the draft's (k, v) [N, B, H_kv, D] of every layer.
+          x, buffers, and the draft's rows [layers, 2, N, B, H_kv, D], keys then values; one
+          array, because many small copies to the host are slow.
         """
         b = self.block
         result, drafts = [], []
@@ -268,5 +269,5 @@ class StepPrograms:
             denoising = attend(q[:, :b], *buffer, lengths)
             x = layer.post(x, jnp.concatenate([denoising, draft], axis=1))
             result.append(buffer)
-            drafts.append((k[:, b:], v[:, b:]))
-        return x, result, drafts
+            drafts.append(jnp.stack([k[:, b:], v[:, b:]]))
+        return x, result, jnp.stack(drafts)
