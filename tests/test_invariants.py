@@ -422,7 +422,7 @@ def test_no_compilation_after_warm_up(method):
 
     made = engine(method, 0.1)
     rule = RULES["dynamic"]
-    answers(made, prompts((40, 150, 3)), rule)
+    answers(made, prompts((40, 100, 150, 3)), rule)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         answers(made, prompts((61, 140, 18, 100, 5), seed=1), rule)
