@@ -125,6 +125,40 @@ def test_same_prompt_many_times_under_load(streams):
     assert len({tuple(results[str(n)]) for n in range(40) if not n % 3}) == 1
 
 
+def test_one_generation_at_a_time():
+    """Two generators of one engine would share slots: the second is refused, not corrupted."""
+    made = engine("herald-draft", 0.2)
+    given = prompts((60, 50))
+    want = answers(made, given, RULE)
+    first = made.generate(given, RULE)
+    head = next(first)
+    with pytest.raises(EngineError, match="generating already"):
+        next(made.generate(given, RULE))
+    rest = {result.id: result.token_ids for result in [head, *first]}
+    assert rest == want
+    assert answers(made, given, RULE) == want
+
+
+def test_an_interruption_leaves_a_usable_engine(monkeypatch):
+    """Whatever breaks a block, the next generation begins anew and nothing stays booked."""
+    made = engine("herald-draft", 0.2)
+    given = prompts((60, 50))
+    want = answers(made, given, RULE)
+    decide = type(made.session.main)._decide
+
+    def interrupted(self, x, state, decoding, step):
+        if step == 2:
+            raise KeyboardInterrupt
+        return decide(self, x, state, decoding, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(made.session.main), "_decide", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(made.generate(given, RULE))
+    assert made.session is None
+    assert answers(made, given, RULE) == want
+
+
 # -- transfers ------------------------------------------------------------------------------------
 
 

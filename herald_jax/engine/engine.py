@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ class Engine:
         self.host_kv_peak = 0
         self.device_kv_bytes = 0
         self._aborted: set[str] = set()
+        self._idle = threading.Lock()
 
     @classmethod
     def from_checkpoint(
@@ -134,20 +136,35 @@ class Engine:
         waiting = deque(item for item in read if isinstance(item, Request))
         if not waiting:
             return
-        session = self._prepare(list(waiting), generation)
+        if not self._idle.acquire(blocking=False):
+            raise EngineError(
+                "this engine is generating already: finish or close that generator first, or make "
+                "another engine with with_config"
+            )
+        session: Session | None = None
         try:
+            session = self._prepare(list(waiting), generation)
             yield from self._loop(session, waiting, stream, progress)
         except EngineError as error:
+            if session is None:
+                raise
             # Nothing is lost silently: every request that was accepted gets its answer.
             for index, _ in list(session.batch.active()):
                 yield self._failed(session.retire(index).result, str(error))
             for request in waiting:
                 yield failed(request, str(error))
             self.close()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # Interrupted in the middle of a block, buffers may be gone: begin anew next time.
+            self.close()
+            raise
         finally:
-            for index, _ in list(session.batch.active()):
-                session.retire(index)
+            if session is not None:
+                session.abandon()
             self._aborted.clear()
+            self._idle.release()
 
     def abort(self, request_id: str) -> None:
         """Ends a request at the next block boundary; its result keeps what it has so far."""

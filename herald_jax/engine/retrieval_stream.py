@@ -168,6 +168,7 @@ class RetrievalStream:
         for future, worker in zip(self._futures, self.workers, strict=True):
             while not future.done():
                 if time.monotonic() > deadline or not worker.alive:
+                    self._current = None
                     layer, layers = retrieval.reached, self.shape.sparse_layers
                     state = "is still running" if worker.alive else "was lost"
                     raise WaitTimeout(

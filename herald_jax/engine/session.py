@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import host_kernels
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.config import EngineConfig, GenerationConfig
+from herald_jax.engine.errors import WaitTimeout
 from herald_jax.engine.main_stream import Lookahead, MainStream
 from herald_jax.engine.prefill import Prefill
 from herald_jax.engine.prefill_programs import PrefillPrograms
@@ -239,9 +241,17 @@ class Session:
             slot.selected = int(done.job.candidates[n])
         return done.failures
 
-    def close(self) -> None:
-        """Releases every booking, ends the threads and unregisters memory."""
-        if self.retrieval is not None:
-            self.retrieval.close()
+    def abandon(self) -> None:
+        """Empties every slot, once no retrieval reads their bookings any more."""
+        if self.retrieval is not None and self.retrieval.busy:
+            with contextlib.suppress(WaitTimeout):
+                self.retrieval.join()
+        self._committed = None
         for index, _ in list(self.batch.active()):
             self.retire(index)
+
+    def close(self) -> None:
+        """Releases every booking, ends the threads and unregisters memory."""
+        self.abandon()
+        if self.retrieval is not None:
+            self.retrieval.close()
