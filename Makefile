@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test processes; tests mostly wait for the compiler, which they share through a cache.
+WORKERS ?= -n logical --maxprocesses 8
 NATIVE := $(wildcard host_kernels/src/*.cc host_kernels/src/*.h)
 RECIPE := pyproject.toml CMakeLists.txt $(NATIVE)
 CXX_FILES := $(NATIVE) $(wildcard host_kernels/tests/*.cc host_kernels/tests/*.h)
@@ -18,7 +20,7 @@ demo: $(VENV)/.base
 	$(BIN)/herald demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not oracle and not gpu" tests
+	$(BIN)/python -m pytest -m "not oracle and not gpu" $(WORKERS) tests
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
@@ -30,7 +32,7 @@ native-test: $(VENV)/.native compiler
 	PATH="$(abspath $(BIN)):$$PATH" sh host_kernels/tests/run.sh
 
 oracle: $(VENV)/.oracle
-	$(BIN)/python -m pytest -m oracle tests
+	$(BIN)/python -m pytest -m oracle $(WORKERS) tests
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -122,7 +122,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
 
     cells = list(dict.fromkeys((row["task"], row["context"]) for row in rows))
     names = list(dict.fromkeys((row["method"], row["budget"]) for row in rows))
-    figure, axis = plt.subplots(figsize=(2 + 2.2 * len(cells), 4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(4 + 1.8 * len(cells), 4), layout="constrained")
     width = 0.8 / len(names)
     for index, (method, budget) in enumerate(names):
         chosen = {
@@ -137,7 +137,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     axis.set_xticks(range(len(cells)), [f"{task}\n{context} tokens" for task, context in cells])
     axis.set_ylabel("exactly right")
     axis.set_ylim(0, 1.02)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=130)
 
 

@@ -126,7 +126,7 @@ def draw(path: Any, spans: list[Span], title: str, shown: int = 3) -> None:
     axis.set_xlabel("milliseconds")
     axis.set_title(title)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colours[label]) for label in labels]
-    axis.legend(handles, labels, ncols=len(labels), loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    figure.legend(handles, labels, ncols=len(labels), loc="outside lower center", frameon=False)
     figure.savefig(path, dpi=130)
 
 

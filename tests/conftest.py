@@ -1,18 +1,21 @@
 """Shared settings: compiled programs are kept between tests, which differ little in shape."""
 
 import os
+import shutil
 import tempfile
 
 # Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-import jax
-import pytest
+# Test processes inherit the environment, and so share one cache.
+OWN_CACHE = "HERALD_TEST_CACHE" not in os.environ
+if OWN_CACHE:
+    os.environ["HERALD_TEST_CACHE"] = tempfile.mkdtemp(prefix="herald-test-cache-")
 
-jax.config.update(
-    "jax_compilation_cache_dir",
-    os.environ.get("HERALD_TEST_CACHE", tempfile.mkdtemp(prefix="herald-test-cache-")),
-)
+import jax  # noqa: E402 (reads the environment)
+import pytest  # noqa: E402
+
+jax.config.update("jax_compilation_cache_dir", os.environ["HERALD_TEST_CACHE"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
@@ -25,6 +28,12 @@ def close_engines():
     yield
     while OPEN:
         OPEN.pop().close()
+
+
+def pytest_sessionfinish(session):
+    """The process that made the cache removes it."""
+    if OWN_CACHE:
+        shutil.rmtree(os.environ["HERALD_TEST_CACHE"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):
