@@ -92,7 +92,7 @@ class Batch:
     def _seeds(self) -> np.ndarray:
         return np.array([0 if slot is None else slot.seed for slot in self.slots], np.uint32)
 
-    def job(self, candidates_ratio: float) -> SelectionJob | None:
+    def job(self, candidates_ratio: float, attends_draft: bool) -> SelectionJob | None:
         """Selection for the block after the current one; None where no slot needs any.
 
         Finished, empty and last-block slots take no part. Rows before the current block are
@@ -109,6 +109,7 @@ class Batch:
             return None
         budget = np.array([self.budget.entries(int(n)) for n in select_len], np.int32)
         fetched = np.minimum(np.ceil(budget * candidates_ratio), select_len).astype(np.int32)
+        drafted = block if attends_draft else 0
         nothing = np.zeros((shape.kv_heads, 0, 2, shape.head_dim), shape.dtype)
         extents = [
             [
@@ -123,7 +124,7 @@ class Batch:
         return SelectionJob(
             extents=extents,
             start=start,
-            attend_len=np.where(select_len > 0, start + block, 0).astype(np.int32),
+            attend_len=np.where(select_len > 0, start + drafted, 0).astype(np.int32),
             select_len=select_len,
             budget=budget,
             candidates=fetched,

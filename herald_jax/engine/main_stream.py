@@ -26,12 +26,14 @@ class Lookahead:
     """What the selector wants from the main stream, and whom to tell.
 
     Attributes:
-      draft: run step 1 over 2B tokens and hand over the draft's KV and the representative.
+      representative: run step 1 over 2B tokens and hand over the draft's KV and the representative.
+      attends_draft: the representative attends the draft, not only the committed blocks.
       queries: capture the merged queries of step 0.
       begin: called once with (representative, drafts, queries) as soon as they are queued.
     """
 
-    draft: bool
+    representative: bool
+    attends_draft: bool
     queries: bool
     begin: Callable[[jax.Array | None, list[jax.Array] | None, list[jax.Array] | None], None]
 
@@ -116,7 +118,7 @@ class MainStream:
             with self.timeline.span("main", "queue"):
                 if step == 0:
                     decision = self._first(state, decoding, lengths, keep, lookahead)
-                elif step == 1 and lookahead is not None and lookahead.draft:
+                elif step == 1 and lookahead is not None and lookahead.representative:
                     decision = self._pair_step(state, argmax, decoding, lengths, lookahead)
                 else:
                     decision = self._plain(state, decoding, lengths, step)
@@ -198,7 +200,7 @@ class MainStream:
             decision = self._decide(x, state, decoding, 0)
         else:
             decision = self._plain(state, decoding, lengths, 0)
-        if lookahead is not None and not lookahead.draft:
+        if lookahead is not None and not lookahead.representative:
             if queries is not None:
                 start_fetch(queries)
             lookahead.begin(None, None, queries)
@@ -215,10 +217,13 @@ class MainStream:
         mask_id = self.programs.config.mask_token_id
         tokens, positions = _pair_inputs(state, argmax, mask_id)
         x = self._embed(tokens)
+        row = state.positions[:, -1] + 1 if lookahead.attends_draft else state.start
         for group in self.exact_groups:
             program = self.stack.on_layers(self.programs.exact_pair, group, donate=[0])
             part = slice(group.first, group.last)
-            x, self.cache.exact[part] = program(self.cache.exact[part], x, positions, state.start)
+            x, self.cache.exact[part] = program(
+                self.cache.exact[part], x, positions, state.start, row
+            )
             self._pace(x)
         width = 2 * self.block
         representative, x = _columns(x, width, width + 1), _columns(x, 0, width)

@@ -23,7 +23,7 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import Selector
+from herald_jax.selection import LayerSerialSelector, Selector
 
 SPARE_CORES = 3
 
@@ -198,7 +198,7 @@ class Session:
         selector, retrieval = self.selector, self.retrieval
         if selector is None or retrieval is None:
             return None
-        job = self.batch.job(selector.candidates_ratio)
+        job = self.batch.job(selector.candidates_ratio, selector.attends_draft)
         if job is None:
             return None
         bookings = [
@@ -213,12 +213,14 @@ class Session:
         ) -> None:
             rows = [] if self._committed is None else [self._committed]
             self._committed = None
-            if drafts is not None:
+            if drafts is not None and selector.attends_draft:
                 rows.append(BlockRows(bookings, job.start, drafts))
             retrieval.begin(job, rows, representative=representative, queries=queries)
 
         needs_queries = getattr(selector, "needs_queries", False)
-        return Lookahead(selector.needs_draft, needs_queries, begin)
+        return Lookahead(
+            isinstance(selector, LayerSerialSelector), selector.attends_draft, needs_queries, begin
+        )
 
     def _boundary(self) -> dict[int, str]:
         """Joins the retrieval and swaps pools; the wait is the block-boundary stall."""

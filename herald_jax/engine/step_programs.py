@@ -221,19 +221,31 @@ class StepPrograms:
         return keep(buffer[0]), keep(buffer[1])
 
     def exact_pair(
-        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, start: jax.Array
+        self,
+        layers: Any,
+        buffers: Any,
+        x: jax.Array,
+        positions: jax.Array,
+        start: jax.Array,
+        representative: jax.Array,
     ) -> tuple[jax.Array, list[Buffer]]:
         """Step 1 through exact layers: denoising group, draft group, representative query.
 
         The groups see the prefix but not each other, except that the representative attends the
-        draft. Each writes its rows, attends and is overwritten by the next.
+        draft where its row lies beyond it. Each writes its rows, attends and is overwritten by
+        the next.
 
         Args:
           x: [N, 2B + 1, hidden], ``positions``: int32 [N, 2B + 1].
           start: int32 [N], first position of the block.
+          representative: int32 [N], the representative's row: it attends the rows before it.
         """
         b = self.block
-        groups = [(slice(b, 2 * b), start), (slice(2 * b, None), start + b), (slice(0, b), start)]
+        groups = [
+            (slice(b, 2 * b), start),
+            (slice(2 * b, None), representative),
+            (slice(0, b), start),
+        ]
         result = []
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)

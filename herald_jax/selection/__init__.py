@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from herald_jax.selection.centre import Centre
 from herald_jax.selection.controls import Random, Window
 from herald_jax.selection.herald_draft import HeraldDraft
 from herald_jax.selection.herald_merged import HeraldMerged
@@ -9,7 +10,7 @@ from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.selector import LayerSerialSelector, QueryOnceSelector, Selector
 
 SELECTORS: dict[str, type[Selector]] = {
-    selector.name: selector for selector in (HeraldDraft, HeraldMerged, Random, Window)
+    selector.name: selector for selector in (HeraldDraft, HeraldMerged, Centre, Random, Window)
 }
 
 

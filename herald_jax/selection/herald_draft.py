@@ -16,7 +16,7 @@ class HeraldDraft(LayerSerialSelector):
 
     name: ClassVar[str] = "herald-draft"
     summary: ClassVar[str] = "paper v2: draft lookahead, centre [MASK] query, fused CPU scan"
-    needs_draft: ClassVar[bool] = True
+    attends_draft: ClassVar[bool] = True
 
     def attend(
         self,

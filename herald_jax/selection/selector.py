@@ -20,7 +20,7 @@ class Selector(abc.ABC):
     Attributes:
       name: what ``--method`` calls it.
       summary: one line for ``--help`` and the docs.
-      needs_draft: the draft's KV is computed beside step 1 and enters the scan.
+      attends_draft: the draft's rows are written to the full pool and enter the softmax.
       candidates_ratio: C / K; above 1 the engine fetches C rows and keeps the best K at step 0 of
         the next block, judged by that block's real queries.
     """
@@ -28,7 +28,7 @@ class Selector(abc.ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     style: ClassVar[Style]
-    needs_draft: ClassVar[bool] = False
+    attends_draft: ClassVar[bool] = False
     candidates_ratio: ClassVar[float] = 1.0
 
     def prefill_scores(
@@ -44,7 +44,10 @@ class Selector(abc.ABC):
 
 
 class LayerSerialSelector(Selector):
-    """Selection inside a forward pass of the representative query, layer by layer."""
+    """Selection inside a forward pass of the representative query, layer by layer.
+
+    The representative is the [MASK] token at the centre of the next block.
+    """
 
     style: ClassVar[Style] = "layer-serial"
 
