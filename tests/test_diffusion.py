@@ -118,5 +118,6 @@ def test_stop_strings_and_held_back_text():
     assert find_stop("one", ["two", ""]) is None
     assert held_back("say th", ["the"]) == 2
     assert held_back("caf\ufffd", ["x"]) == 1
+    assert held_back("xyab\ufffd", ["ab\u00e9"]) == 3
     assert held_back("done", ["x"]) == 0
     assert tokens_for(3, [1, 2, 3], lambda ids: "ab" * len(ids)) == 2

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import gc
 import time
+import weakref
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import TINY, answers, engine, prompts, tiny_model
+from networks import TINY, answers, engine, make_model, prompts, tiny_model
 
 import herald_jax
 import host_kernels
@@ -159,6 +161,72 @@ def test_an_interruption_leaves_a_usable_engine(monkeypatch):
     assert answers(made, given, RULE) == want
 
 
+def test_a_network_that_gives_nan_fails_one_request_only():
+    """Invariant 3 holds for failures too: the batch-mate answers as it does alone."""
+    model = make_model(TINY, seed=0)
+    poisoned = 7
+    table = model.embedding.embedding
+    table[...] = table[...].at[poisoned].set(jnp.nan)
+    good, bad = [8, 9, 10, 11], [8, poisoned, 10]
+    for method in ("dense", "herald-draft"):
+        config = EngineConfig(method=method, max_batch=2, max_context=192)
+        with Engine(TINY, model, None, config) as made:
+            alone = answers(made, [{"id": "b", "prompt_ids": good}], RULE)
+            given = [{"id": "a", "prompt_ids": bad}, {"id": "b", "prompt_ids": good}]
+            results = {result.id: result for result in made.generate(given, RULE)}
+        assert results["a"].finish_reason == "error"
+        assert "not finite" in results["a"].error
+        assert results["b"].token_ids == alone["b"]
+
+
+def test_closing_during_a_generation_answers_every_request():
+    made = engine("herald-draft", 0.2, max_batch=2)
+    stream = made.generate(prompts((60, 50, 40)), RULE, stream=True)
+    next(stream)
+    made.close()
+    began = time.monotonic()
+    results = [item for item in stream if isinstance(item, herald_jax.Result)]
+    assert time.monotonic() - began < 30
+    assert {result.id for result in results} == {"0", "1", "2"}
+    assert all("closed" in result.error for result in results)
+    assert made.session is None
+    assert answers(made, prompts((60,)), RULE)
+
+
+def test_a_failing_copy_to_the_device_is_an_error_not_a_corruption(monkeypatch):
+    made = engine("herald-draft", 0.2)
+    want = answers(made, prompts((60,)), RULE)
+    with monkeypatch.context() as patch:
+
+        def broken(layer):
+            raise RuntimeError("no memory for the copy")
+
+        patch.setattr(made.session.retrieval.staging, "send", broken)
+        (result,) = made.generate(prompts((60,)), RULE)
+    assert "no memory for the copy" in result.error
+    assert answers(made, prompts((60,)), RULE) == want
+
+
+def test_sessions_leave_nothing_behind():
+    """Programs outlive sessions; streams, staging and full pools do not."""
+    made = engine("herald-draft", 0.2, max_context=None)
+    streams = []
+    for length in (40, 100, 160):
+        answers(made, prompts((length,)), RULE)
+        streams.append(weakref.ref(made.session.retrieval))
+        streams.append(weakref.ref(made.session.full_pool))
+    made.close()
+    gc.collect()
+    assert [ref() for ref in streams] == [None] * 6
+
+
+def test_an_abort_reaches_the_running_generation_only():
+    made = engine("dense")
+    made.abort("0")
+    (result,) = made.generate(prompts((20,)), RULE)
+    assert result.finish_reason != "error"
+
+
 # -- transfers ------------------------------------------------------------------------------------
 
 
@@ -243,6 +311,10 @@ def test_requests_wait_for_room_in_the_host_pool():
         (lambda: GenerationConfig(threshold=2), ["--threshold 2"]),
         (lambda: GenerationConfig(top_p=0), ["--top-p 0"]),
         (lambda: GenerationConfig(temperature=-1), ["--temperature -1"]),
+        (lambda: GenerationConfig(temperature=float("inf")), ["--temperature inf"]),
+        (lambda: GenerationConfig(temperature=float("nan")), ["--temperature nan"]),
+        (lambda: GenerationConfig(top_k=10**11), ["--top-k"]),
+        (lambda: list(engine("dense").generate("text")), ["one string"]),
         (lambda: GenerationConfig(strategy="sometimes"), ["sometimes", "dynamic, static"]),
         (lambda: list(engine("dense").generate([[7]], GenerationConfig(steps=9))), ["--steps 9"]),
     ],
@@ -268,6 +340,12 @@ def test_wrong_options_get_one_sentence(make, words):
         ({"prompt_ids": [7], "n": 4}, "'n' is unknown"),
         ({"prompt_ids": [7], "max_new_tokens": 0}, "max_new_tokens 0"),
         ({"prompt_ids": [7] * 190}, "--max-context 192"),
+        ({"prompt_ids": 5}, "not a list of token ids"),
+        ({"prompt_ids": None}, "not a list of token ids"),
+        ({"prompt_ids": "text"}, "not a list of token ids"),
+        ({"prompt_ids": [7, 1.5]}, "not a list of token ids"),
+        (None, "not a list of token ids"),
+        ({"id": "\ud800", "prompt_ids": [7]}, "id is not valid"),
     ],
 )
 def test_a_bad_request_gets_its_own_error(prompt, words):
@@ -312,6 +390,12 @@ def test_booked_equals_planned(method):
     assert abs(pool - plan.host_pool) <= 4096 * session.shape.slots
     weights = made.stack.parameter_bytes
     assert weights == plan.weights
+
+
+def test_numpy_ids_are_ids():
+    given = prompts((20,))
+    made = engine("dense")
+    assert answers(made, [np.array(given[0])], RULE) == answers(made, given, RULE)
 
 
 def test_streamed_ids_joined_are_the_result():

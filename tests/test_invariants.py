@@ -68,8 +68,9 @@ def start_session(method: str, requests, generation, budget: float = 1.0, **opti
 
 def advance(session) -> np.ndarray:
     """One block; every slot takes its tokens and moves on."""
-    tokens, failures = session.run_block()
+    tokens, broken, failures = session.run_block()
     assert not failures
+    assert not broken.any()
     for index, slot in session.batch.active():
         prompt = len(slot.request.prompt_ids)
         slot.generated += tokens[index][max(0, prompt - slot.start) :].tolist()

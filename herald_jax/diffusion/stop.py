@@ -41,14 +41,14 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
     Streaming holds these back so that the deltas joined equal the final text.
     """
-    broken = len(text) - len(text.rstrip("\ufffd"))
+    solid = text.rstrip("\ufffd")
     tail = 0
     for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
+        for size in range(min(len(stop) - 1, len(solid)), 0, -1):
+            if solid.endswith(stop[:size]):
                 tail = max(tail, size)
                 break
-    return max(broken, tail)
+    return len(text) - len(solid) + tail
 
 
 def tokens_for(text_length: int, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:

@@ -47,7 +47,9 @@ class Batch:
             tokens[n], masked[n] = slot.block(block, self.mask_id)
         start = self.per_slot(lambda slot: slot.start)
         positions = start[:, None] + np.arange(block, dtype=np.int32)
-        return BlockState(*jax.device_put((tokens, masked, positions, start), self.device))
+        broken = np.zeros(size, bool)
+        arrays = (tokens, masked, positions, start, broken)
+        return BlockState(*jax.device_put(arrays, self.device))
 
     def pool_rows(self) -> np.ndarray:
         """int32 [N], pool rows in use at step 0: the own block alone where there is no prefix."""

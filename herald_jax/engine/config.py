@@ -103,8 +103,8 @@ class GenerationConfig:
             (self.max_new_tokens >= 1, "--max-new-tokens", self.max_new_tokens, "1 or more"),
             (0 <= self.threshold <= 1, "--threshold", self.threshold, "a number from 0 to 1"),
             (self.steps is None or self.steps >= 1, "--steps", self.steps, "1 or more"),
-            (self.temperature >= 0, "--temperature", self.temperature, "0 (greedy) or more"),
-            (self.top_k >= 0, "--top-k", self.top_k, "0 (off) or more"),
+            (0 <= self.temperature <= 100, "--temperature", self.temperature, "0 (greedy) to 100"),
+            (0 <= self.top_k < 2**31, "--top-k", self.top_k, "0 (off) to 2**31 - 1"),
             (0 < self.top_p <= 1, "--top-p", self.top_p, "a number above 0, 1 is off"),
             (0 <= self.seed < 2**32, "--seed", self.seed, "a number from 0 to 2**32 - 1"),
         ]

@@ -67,6 +67,7 @@ class Engine:
         self.device_kv_bytes = 0
         self._aborted: set[str] = set()
         self._idle = threading.Lock()
+        self._closing = False
 
     @classmethod
     def from_checkpoint(
@@ -122,6 +123,8 @@ class Engine:
           ValueError: an option does not fit the model.
           EngineError: the engine's memory does not fit; nothing was generated.
         """
+        if isinstance(prompts, str):
+            raise ValueError("prompts is one string: give a list of prompts")
         generation = generation or GenerationConfig()
         block = self.config.block_size
         if generation.steps is not None and generation.steps > block:
@@ -142,6 +145,7 @@ class Engine:
                 "another engine with with_config"
             )
         session: Session | None = None
+        self._aborted.clear()
         try:
             session = self._prepare(list(waiting), generation)
             yield from self._loop(session, waiting, stream, progress)
@@ -153,21 +157,25 @@ class Engine:
                 yield self._failed(session.retire(index).result, str(error))
             for request in waiting:
                 yield failed(request, str(error))
-            self.close()
+            self._drop_session()
         except GeneratorExit:
             raise
         except BaseException:
             # Interrupted in the middle of a block, buffers may be gone: begin anew next time.
-            self.close()
+            self._drop_session()
             raise
         finally:
             if session is not None:
                 session.abandon()
-            self._aborted.clear()
+            if self._closing:
+                self._drop_session()
             self._idle.release()
 
     def abort(self, request_id: str) -> None:
-        """Ends a request at the next block boundary; its result keeps what it has so far."""
+        """Ends a request of the running generation at the next block boundary.
+
+        Its result keeps what it has so far.
+        """
         self._aborted.add(request_id)
 
     def _prepare(self, requests: Sequence[Request], generation: GenerationConfig) -> Session:
@@ -177,7 +185,7 @@ class Engine:
         if session is not None and session.serves(longest, generation):
             session.generation = generation
             return session
-        self.close()
+        self._drop_session()
         context = self.engine_config.max_context or longest
         method, self.method_reason = self.sizing.choose(context)
         shape = self.sizing.shape(method, context)
@@ -208,17 +216,22 @@ class Engine:
         total = sum(request.max_new_tokens for request in waiting)
         done = 0
         while waiting or any(session.batch.active()):
+            if self._closing:
+                raise EngineError("the engine was closed before the request ended")
             yield from self._admit(session, waiting, prompts, progress)
             if not any(session.batch.active()):
                 continue
-            tokens, failures = session.run_block()
+            tokens, broken, failures = session.run_block()
             for index, slot in list(session.batch.active()):
                 reason = harvest.take(slot, tokens[index])
-                error = failures.get(index)
-                if slot.request.id in self._aborted:
-                    error = "the request was aborted"
+                error = None
+                if broken[index]:
+                    error = "the network's output is not finite numbers"
+                elif reason is None:
+                    aborted = slot.request.id in self._aborted
+                    error = "the request was aborted" if aborted else failures.get(index)
                 final = reason is not None or error is not None
-                if reason is None and error is not None:
+                if error is not None:
                     self._failed(slot.result, error)
                 delta = harvest.delta(slot, final)
                 if stream and (delta.text or delta.token_ids):
@@ -291,7 +304,20 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees buffers, pools and threads; a later ``generate`` makes them anew."""
+        """Frees buffers, pools and threads; a later ``generate`` makes them anew.
+
+        While a generation is running it ends at its next block: what is unfinished fails.
+        """
+        if self._idle.acquire(blocking=False):
+            try:
+                self._drop_session()
+            finally:
+                self._idle.release()
+        else:
+            self._closing = True
+
+    def _drop_session(self) -> None:
+        self._closing = False
         if self.session is not None:
             self.session.close()
             self.session = None

@@ -52,6 +52,11 @@ class Harvest:
         shown = len(text)
         if not final:
             shown = max(slot.emitted_text, shown - held_back(text, self.stop))
-        delta = Delta(slot.request.id, text[slot.emitted_text : shown], ids[slot.emitted_tokens :])
-        slot.emitted_text, slot.emitted_tokens = shown, len(ids)
+        count = len(ids)
+        if shown < len(text) and self.tokenizer is not None:
+            count = max(slot.emitted_tokens, tokens_for(shown, ids, self.tokenizer.decode))
+        delta = Delta(
+            slot.request.id, text[slot.emitted_text : shown], ids[slot.emitted_tokens : count]
+        )
+        slot.emitted_text, slot.emitted_tokens = shown, count
         return delta

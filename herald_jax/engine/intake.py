@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ class Intake:
         else:
             fields = {"prompt" if isinstance(prompt, str) else "prompt_ids": prompt}
         name = str(fields.get("id", index))
+        if not _is_text(name):
+            return failed(_nobody(str(index)), f"request {index}: id is not valid Unicode text")
         try:
             limit = fields.get("max_new_tokens", max_new_tokens)
             if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
@@ -50,8 +53,7 @@ class Intake:
             ids = self._encode(fields, chat)
             self._check_length(len(ids), limit)
         except ValueError as error:
-            nobody = Request(name, np.zeros(0, np.int32), 1)
-            return failed(nobody, f"request {name}: {error}")
+            return failed(_nobody(name), f"request {name}: {error}")
         return Request(name, np.asarray(ids, np.int32), limit)
 
     def _encode(self, fields: Mapping[str, Any], chat: bool) -> list[int]:
@@ -63,13 +65,13 @@ class Intake:
             raise ValueError("give exactly one of prompt, messages and prompt_ids")
         value = fields[given[0]]
         if given[0] == "prompt_ids":
-            ids = check_ids(value, self.config)
+            ids = check_ids(_integers(value), self.config)
         elif self.tokenizer is None:
             raise ValueError("this model was loaded without a tokenizer: give prompt_ids")
         elif given[0] == "messages":
-            ids = self.tokenizer.encode_chat(value)
-        elif not isinstance(value, str):
-            raise ValueError("prompt is not a string")
+            ids = self.tokenizer.encode_chat(_messages(value))
+        elif not _is_text(value):
+            raise ValueError("prompt is not a string of valid Unicode text")
         elif chat:
             ids = self.tokenizer.encode_chat([{"role": "user", "content": value}])
         else:
@@ -88,3 +90,50 @@ class Intake:
                 f"{prompt} prompt tokens and {new} new ones are over {name} {limit}: shorten the "
                 "prompt, lower --max-new-tokens or raise --max-context"
             )
+
+
+def _nobody(name: str) -> Request:
+    return Request(name, np.zeros(0, np.int32), 1)
+
+
+def _is_text(value: object) -> bool:
+    """Whether ``value`` is a string without lone surrogates, which nothing can encode."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _integers(value: object) -> list[int]:
+    """Token ids of any integer type.
+
+    Raises:
+      ValueError: this is not a list of integers.
+    """
+    try:
+        if isinstance(value, str | bytes | Mapping):
+            raise TypeError
+        ids = list(value)  # type: ignore[call-overload]
+        if any(isinstance(item, bool) for item in ids):
+            raise TypeError
+        return [operator.index(item) for item in ids]
+    except TypeError:
+        raise ValueError("prompt_ids is not a list of token ids") from None
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    """Chat messages.
+
+    Raises:
+      ValueError: this is not a list of objects with a role and a content.
+    """
+    good = isinstance(value, list | tuple) and all(
+        isinstance(item, Mapping) and _is_text(item.get("role")) and _is_text(item.get("content"))
+        for item in value
+    )
+    if not good or not value:
+        raise ValueError('messages is not a list of {"role": text, "content": text}')
+    return [dict(item) for item in value]  # type: ignore[attr-defined]

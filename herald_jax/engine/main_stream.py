@@ -94,7 +94,7 @@ class MainStream:
         kept_rows: np.ndarray,
         budget: np.ndarray,
         lookahead: Lookahead | None,
-    ) -> tuple[np.ndarray, int]:
+    ) -> tuple[np.ndarray, np.ndarray, int]:
         """Denoises the block of every slot until nothing is masked, and commits its KV.
 
         "Any mask left?" of step s is read after step s + 1 was queued. A forward over a block
@@ -108,7 +108,8 @@ class MainStream:
           lookahead: what to prepare for the retrieval stream, or None.
 
         Returns:
-          tokens int32 [N, B] and the number of forward passes, commit included.
+          tokens int32 [N, B]; bool [N], slots whose logits were not finite numbers; the number of
+          forward passes, commit included.
         """
         rows, kept, keep = jax.device_put((pool_rows, kept_rows, budget), self.cache.device)
         previous: jax.Array | None = None
@@ -129,12 +130,13 @@ class MainStream:
                 if not bool(previous):
                     with self.timeline.span("main", "commit"):
                         wait_ready(decision.any_masked, self.timeout, "the commit pass")
-                    return np.asarray(state.tokens), step + 1
+                    return np.asarray(state.tokens), np.asarray(state.broken), step + 1
             previous, argmax = decision.any_masked, decision.argmax
-            state = state._replace(tokens=decision.tokens, masked=decision.masked)
+            state = state._replace(
+                tokens=decision.tokens, masked=decision.masked, broken=decision.broken
+            )
         raise EngineError(
-            f"a block of {self.block} tokens still has masked positions after {self.block + 1} "
-            "steps; this cannot happen while the [MASK] token is banned (ban_mask)"
+            f"a block of {self.block} tokens has masked positions after {self.block + 1} steps"
         )
 
     def _pace(self, x: jax.Array) -> jax.Array:

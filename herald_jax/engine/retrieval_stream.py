@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import host_kernels
-from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.worker import Worker
@@ -28,7 +28,7 @@ from herald_jax.kv.device_cache import Buffer, CacheShape
 from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.transfer import Staging
 from herald_jax.selection import LayerSerialSelector, QueryOnceSelector, SelectionJob, Selector
-from herald_jax.selection.callback import SelectionCallback
+from herald_jax.selection.callback import SelectionCallback, dispatch
 
 
 @dataclass
@@ -92,28 +92,9 @@ class RetrievalStream:
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
-        self._body: Callable[..., Any] | None = None
+        self._callback: SelectionCallback | None = None
         if isinstance(selector, LayerSerialSelector):
             self._callback = SelectionCallback(selector, streams)
-            self._body = self._representative_layer
-
-    # -- the compiled program of one layer ------------------------------------------------------
-
-    def _representative_layer(
-        self,
-        layers: Sequence[Any],
-        x: jax.Array,
-        positions: jax.Array,
-        stream: jax.Array,
-        index: jax.Array,
-    ) -> jax.Array:
-        """One layer for the representative queries x [n, 1, hidden]: device, host, device."""
-        (layer,) = layers
-        q, k, v = layer.pre(x, positions)
-        operands = [part[:, 0].astype(jnp.float32) for part in (q, k, v)]
-        answer = jax.ShapeDtypeStruct(operands[0].shape, jnp.float32)
-        out = jax.pure_callback(self._callback, answer, stream, index, *operands)
-        return layer.post(x, out[:, None].astype(x.dtype))
 
     # -- called by the main stream --------------------------------------------------------------
 
@@ -161,6 +142,7 @@ class RetrievalStream:
 
         Raises:
           WaitTimeout: it did not end in time; the message says how far it came.
+          EngineError: the idle pool could not be filled.
         """
         retrieval = self._current
         assert retrieval is not None, "join without begin"
@@ -179,6 +161,9 @@ class RetrievalStream:
                     future.exception(timeout=0.5)
                 except TimeoutError:
                     continue
+            if (error := future.exception()) is not None:
+                self._current = None
+                raise EngineError(f"the retrieval stream failed: {error}") from error
         self._current = None
         self.timeline.retrieval_seconds += retrieval.seconds
         return retrieval
@@ -187,6 +172,8 @@ class RetrievalStream:
         """Ends the threads and unregisters staging."""
         for worker in self.workers:
             worker.close()
+        if self._callback is not None:
+            self._callback.close()
         self.staging.close()
 
     # -- on the worker threads ------------------------------------------------------------------
@@ -254,7 +241,7 @@ class RetrievalStream:
                 retrieval.reached = layer
                 yield layer
             return
-        assert self._body is not None
+        assert self._callback is not None
         assert retrieval.representative is not None
         self._callback.jobs[stream] = part
         x = _rows(retrieval.representative, first, last)
@@ -262,14 +249,16 @@ class RetrievalStream:
         groups = self.stack.groups(self.shape.exact_layers, len(self.stack), 1)
         for layer, group in enumerate(groups):
             with self.timeline.span(name, "layer"):
-                program = self.stack.on_layers(self._body, group)
-                x = program(x, positions, np.int32(stream), np.int32(layer))
+                program = self.stack.on_layers(_representative_layer, group)
+                number = np.int32(self._callback.number)
+                x = program(x, positions, number, np.int32(stream), np.int32(layer))
                 if not part.selected[layer].wait(self.timeout):
                     raise WaitTimeout(
                         f"waited {self.timeout:g} s for the host callback of sparse layer {layer}"
                     )
             retrieval.reached = layer
             yield layer
+        self._callback.jobs[stream] = None
 
     def _gather(self, layer: int, part: SelectionJob, first: int, last: int) -> None:
         self.staging.reclaim(layer)
@@ -293,3 +282,20 @@ class RetrievalStream:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _rows(x: jax.Array, first: int, last: int) -> jax.Array:
     return x[first:last]
+
+
+def _representative_layer(
+    layers: Sequence[Any],
+    x: jax.Array,
+    positions: jax.Array,
+    callback: jax.Array,
+    stream: jax.Array,
+    index: jax.Array,
+) -> jax.Array:
+    """One layer for the representative queries x [n, 1, hidden]: device, host, device."""
+    (layer,) = layers
+    q, k, v = layer.pre(x, positions)
+    operands = [part[:, 0].astype(jnp.float32) for part in (q, k, v)]
+    answer = jax.ShapeDtypeStruct(operands[0].shape, jnp.float32)
+    out = jax.pure_callback(dispatch, answer, callback, stream, index, *operands)
+    return layer.post(x, out[:, None].astype(x.dtype))

@@ -165,11 +165,12 @@ class Session:
         slot.result.seconds = time.perf_counter() - slot.admitted_at
         return slot
 
-    def run_block(self) -> tuple[np.ndarray, dict[int, str]]:
+    def run_block(self) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
         """Denoises and commits the current block of every slot and fetches the next pool.
 
         Returns:
-          tokens int32 [N, B], and per slot why its next block cannot be decoded.
+          tokens int32 [N, B]; bool [N], slots whose tokens mean nothing because the network's
+          output was not finite; per slot, why its next block cannot be decoded.
 
         Raises:
           WaitTimeout: a stream did not end in time.
@@ -177,7 +178,7 @@ class Session:
         began = time.perf_counter()
         batch, timeline = self.batch, self.timeline
         lookahead = self._lookahead()
-        tokens, steps = self.main.denoise(
+        tokens, broken, steps = self.main.denoise(
             batch.state(),
             batch.decoding(self.generation),
             batch.pool_rows(),
@@ -192,7 +193,7 @@ class Session:
         for _, slot in batch.active():
             slot.result.blocks += 1
             slot.result.steps += steps
-        return tokens, failures
+        return tokens, broken, failures
 
     def _lookahead(self) -> Lookahead | None:
         selector, retrieval = self.selector, self.retrieval

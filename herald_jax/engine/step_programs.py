@@ -29,12 +29,14 @@ class BlockState(NamedTuple):
     Attributes:
       tokens: int32 [N, B]; ``masked``: bool [N, B], the only record of what is masked.
       positions: int32 [N, B]; ``start``: int32 [N], the first of them.
+      broken: bool [N], whether a step's logits were not finite numbers.
     """
 
     tokens: jax.Array
     masked: jax.Array
     positions: jax.Array
     start: jax.Array
+    broken: jax.Array
 
 
 class Decoding(NamedTuple):
@@ -52,12 +54,14 @@ class Decision(NamedTuple):
       tokens, masked: the block after acceptance.
       argmax: int32 [N, B], greedy tokens of this step's logits (the draft's source).
       any_masked: bool [], whether another step is needed.
+      broken: bool [N], see ``BlockState``.
     """
 
     tokens: jax.Array
     masked: jax.Array
     argmax: jax.Array
     any_masked: jax.Array
+    broken: jax.Array
 
 
 def write_rows(buffer: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
@@ -116,11 +120,15 @@ class StepPrograms:
             proposal, sure = sample(
                 logits, decoding.sampling, state.start // self.block, step, self.confidence
             )
+        # A slot without finite confidences ends its block like any other and fails alone.
+        finite = jnp.isfinite(sure)
+        broken = state.broken | (state.masked & ~finite).any(axis=1)
+        sure = jnp.where(finite, sure, 0.0)
         due = quota(decoding.steps, self.block, step)
         chosen = accept(state.masked, sure, due, decoding.threshold, self.rule)
         masked = state.masked & ~chosen
         tokens = jnp.where(chosen, proposal, state.tokens)
-        return Decision(tokens, masked, argmax, masked.any())
+        return Decision(tokens, masked, argmax, masked.any(), broken)
 
     def _own(self, kind: str, buffer: Buffer, k: jax.Array, v: jax.Array, row: jax.Array) -> Buffer:
         if kind == "pool":

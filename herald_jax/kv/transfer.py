@@ -90,3 +90,4 @@ class Staging:
             with contextlib.suppress(RuntimeError, ValueError):
                 self.device.client.dma_unmap(pointer)
         self._registered = []
+        self.keys, self.values, self._copies = [], [], []

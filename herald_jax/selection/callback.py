@@ -6,10 +6,29 @@ answer is zeros; the engine then retires the slots concerned.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.selector import LayerSerialSelector
+
+_NUMBERS = itertools.count()
+_LIVE: dict[int, SelectionCallback] = {}
+
+
+def dispatch(
+    number: object, stream: object, layer: object, q: object, self_k: object, self_v: object
+) -> np.ndarray:
+    """What programs call: finds the callback by its number.
+
+    A program that named a callback itself would keep it, its buffers and its full pool alive, and
+    would have to be compiled for each engine.
+    """
+    callback = _LIVE.get(int(np.asarray(number)))
+    if callback is None:
+        return np.zeros_like(np.asarray(q))
+    return callback(stream, layer, q, self_k, self_v)
 
 
 class SelectionCallback:
@@ -22,6 +41,13 @@ class SelectionCallback:
     def __init__(self, selector: LayerSerialSelector, streams: int) -> None:
         self.selector = selector
         self.jobs: list[SelectionJob | None] = [None] * streams
+        self.number = next(_NUMBERS)
+        _LIVE[self.number] = self
+
+    def close(self) -> None:
+        """Forgets the jobs, and with them the memory they look at."""
+        _LIVE.pop(self.number, None)
+        self.jobs = []
 
     def __call__(
         self, stream: object, layer: object, q: object, self_k: object, self_v: object
