@@ -4,6 +4,17 @@ They know arrays, not JAX and not models. ``host_kernels.reference`` is the NumP
 definition of right.
 """
 
+try:
+    from host_kernels import _native  # noqa: F401
+except ImportError as error:
+    from pathlib import Path
+
+    raise ImportError(
+        f"the compiled part of host_kernels cannot be imported from {Path(__file__).parent} "
+        f"({error}); in a checkout run `pip install -e .`, with an installed package start Python "
+        "outside the checkout"
+    ) from None
+
 from host_kernels.arena import Arena
 from host_kernels.checks import Extents
 from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa

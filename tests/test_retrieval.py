@@ -1,0 +1,130 @@
+"""What the retrieval stream selects, against a plain pass of the representative query."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import TINY, engine, prompts, tiny_model
+
+from herald_jax import GenerationConfig
+from herald_jax.engine import main_stream
+from herald_jax.engine.request import Request
+from herald_jax.models.attention import attend, attend_blocks
+from host_kernels import reference
+
+BLOCK = TINY.block_size
+RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
+
+
+@pytest.fixture
+def observed(monkeypatch):
+    """A session with two requests, and what its main stream handed to its retrieval stream."""
+    seen = {}
+    pair = main_stream._pair_inputs
+
+    def watch_pair(state, argmax, mask_id):
+        tokens, positions = pair(state, argmax, mask_id)
+        seen["tokens"], seen["positions"] = np.asarray(tokens), np.asarray(positions)
+        return tokens, positions
+
+    monkeypatch.setattr(main_stream, "_pair_inputs", watch_pair)
+
+    def run(method: str, blocks: int):
+        lengths = (112, 90)
+        requests = [
+            Request(str(n), np.array(p, np.int32), 40) for n, p in enumerate(prompts(lengths))
+        ]
+        made = engine(method, 0.25, max_batch=2)
+        session = made._prepare(requests, RULE)
+        for index, request in enumerate(requests):
+            session.admit(index, request)
+        begin, send = session.retrieval.begin, session.retrieval.staging.send
+
+        def watch_begin(job, rows, **rest):
+            seen.update(rest, job=job)
+            begin(job, rows, **rest)
+
+        sent = {}
+
+        def watch_send(layer):
+            pair = send(layer)
+            sent[layer] = [np.asarray(part).copy() for part in pair]
+            return pair
+
+        monkeypatch.setattr(session.retrieval, "begin", watch_begin)
+        monkeypatch.setattr(session.retrieval.staging, "send", watch_send)
+        for _ in range(blocks):
+            tokens, _, failures = session.run_block()
+            assert not failures
+            for index, slot in session.batch.active():
+                slot.generated += tokens[index].tolist()
+                slot.start += BLOCK
+        seen["sent"] = sent
+        return session, seen
+
+    return run
+
+
+@pytest.mark.parametrize("method", ["herald-draft", "centre"])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_selection_equals_a_plain_pass(observed, method, blocks):
+    """Layer by layer: exact attention over prefix (and draft) and itself, top-k, gather."""
+    session, seen = observed(method, blocks)
+    job, model, exact = seen["job"], tiny_model(), session.shape.exact_layers
+    drafted = BLOCK if method == "herald-draft" else 0
+    np.testing.assert_array_equal(job.attend_len, job.start + drafted)
+    np.testing.assert_array_equal(job.select_len, job.start)
+    np.testing.assert_array_equal(seen["positions"][:, -1], job.start + BLOCK + BLOCK // 2)
+    x, positions = seen["representative"], jnp.asarray(seen["positions"][:, -1:])
+    assert (job.budget < job.select_len).any(), "this budget selects everything"
+    for index, layer in enumerate(model.layers[exact:]):
+        q, k, v = layer.pre(x, positions)
+        wanted = np.full_like(job.indices[index], -1)
+        out, _ = reference.attend_select(
+            np.asarray(q[:, 0]),
+            job.extents[index],
+            job.attend_len,
+            job.select_len,
+            job.budget,
+            wanted,
+            sinks=job.sinks,
+            self_k=np.asarray(k[:, 0]),
+            self_v=np.asarray(v[:, 0]),
+        )
+        np.testing.assert_array_equal(job.indices[index], wanted)
+        x = layer.post(x, jnp.asarray(out, jnp.float32)[:, None])
+        for which, sent in enumerate(seen["sent"][index]):
+            for slot in range(2):
+                for head in range(TINY.num_kv_heads):
+                    rows = wanted[slot, head, : job.budget[slot]]
+                    np.testing.assert_array_equal(
+                        sent[slot, 2 * BLOCK : 2 * BLOCK + len(rows), head],
+                        job.extents[index][slot][head, rows, which],
+                    )
+    session.close()
+
+
+@pytest.mark.parametrize("method", ["herald-draft", "centre"])
+def test_representative_passes_the_exact_layers_over_prefix_and_draft(observed, method):
+    """Its hidden state at the first sparse layer, recomputed from tokens alone."""
+    session, seen = observed(method, 1)
+    model, exact = tiny_model(), session.shape.exact_layers
+    for index, slot in session.batch.active():
+        start = slot.start - BLOCK
+        prefix = slot.request.prompt_ids[:start].tolist()
+        draft = seen["tokens"][index, BLOCK : 2 * BLOCK].tolist()
+        given = [*prefix, *draft] if method == "herald-draft" else prefix
+        ids = jnp.asarray([[*given, TINY.mask_token_id]])
+        places = jnp.asarray([[*range(len(given)), seen["positions"][index, -1]]])
+        x = model.embed(ids)
+        n = len(given)
+        for layer in model.layers[:exact]:
+            q, k, v = layer.pre(x, places)
+            blocks = attend_blocks(q[:, :n], k[:, :n], v[:, :n], places[:, :n], BLOCK)
+            own = attend(q[:, n:], k, v, jnp.array([n + 1]))
+            x = layer.post(x, jnp.concatenate([blocks, own], axis=1))
+        np.testing.assert_allclose(
+            np.asarray(seen["representative"])[index, 0], np.asarray(x)[0, -1], atol=2e-4
+        )
+    session.close()
