@@ -10,10 +10,9 @@ except ImportError as error:
     from pathlib import Path
 
     raise ImportError(
-        f"the compiled part of host_kernels cannot be imported from {Path(__file__).parent} "
-        f"({error}); in a checkout run `pip install -e .`, with an installed package start Python "
-        "outside the checkout"
-    ) from None
+        f"{Path(__file__).parent} has no compiled part for this Python: in a checkout run "
+        "`pip install -e .`, with an installed package start Python outside the checkout"
+    ) from error
 
 from host_kernels.arena import Arena
 from host_kernels.checks import Extents

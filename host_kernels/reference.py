@@ -188,7 +188,7 @@ def gather(
     shape = check_gather(kv, indices, counts, out_k, out_v, row_offset)
     for n, extent in enumerate(kv):
         used = indices[n, :, : counts[n]]
-        if used.size and (used.min() < 0 or used.max() >= extent.shape[1]):
+        if used.size and (np.min(used) < 0 or np.max(used) >= extent.shape[1]):
             raise ValueError(f"indices[{n}] leaves the {extent.shape[1]} rows of kv[{n}]")
     for n, extent in enumerate(kv):
         for h in range(shape.heads):

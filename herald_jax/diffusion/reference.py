@@ -42,7 +42,7 @@ def filter_reference(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray
         kth = np.sort(kept)[::-1][min(top_k, len(kept)) - 1]
         kept = np.where(kept < kth, -np.inf, kept)
     order = np.argsort(-kept, kind="stable")
-    weights = np.exp(kept[order] - kept.max())
+    weights = np.exp(kept[order] - np.max(kept))
     before = np.cumsum(weights / weights.sum()) - weights / weights.sum()
     last = max(1, int((before < top_p).sum()))
     return np.where(kept < kept[order[last - 1]], -np.inf, kept)

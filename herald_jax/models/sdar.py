@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
@@ -34,8 +35,9 @@ class SdarModel(nnx.Module):
     """Embedding, decoder layers, final norm and head; logits at position i predict position i."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: jnp.dtype = jnp.bfloat16, rngs: nnx.Rngs
+        self, config: ModelConfig, *, dtype: DTypeLike = jnp.bfloat16, rngs: nnx.Rngs
     ) -> None:
+        dtype = jnp.dtype(dtype)
         self.config = config
         self.embedding = nnx.Embed(
             config.vocab_size, config.hidden_size, dtype=dtype, param_dtype=dtype, rngs=rngs
