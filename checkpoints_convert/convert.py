@@ -21,6 +21,7 @@ import numpy as np
 from checkpoints_convert.shards import Inventory, StoredTensor, take_inventory
 from herald_jax import checkpoint
 from herald_jax.checkpoint import CheckpointError
+from herald_jax.checkpoint_folder import check_apart, check_target
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 
@@ -128,9 +129,14 @@ def convert(
       ConversionError: all missing, unexpected, mis-shaped and unreadable tensors, at once.
     """
     start = time.monotonic()
+    for name, given in (("SRC", src), ("OUT", out)):
+        if not str(given):
+            raise CheckpointError(f"{name} is empty; name a directory")
     src, out = Path(src), Path(out)
     checkpoint.check_dtype(dtype)
     hf = _read_config(src)
+    check_target(out, force=force)
+    check_apart(src, out)
     config = registry.from_hf(hf, block_size=block_size)
     try:
         inventory = take_inventory(src)

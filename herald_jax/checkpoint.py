@@ -9,15 +9,14 @@ A checkpoint is a directory::
     params/layer_000 ...    one for each layer,
     params/final            and one for the final norm and the head
 
-so that saving and restoring hold no more than one item in host memory. It is written under
-``<path>.partial`` and renamed at the end: what has the final name is whole.
+so that saving and restoring hold no more than one item in host memory. It is written beside its
+final place and renamed at the end (``checkpoint_folder``): what has the final name is whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +28,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from herald_jax.checkpoint_folder import CheckpointError as CheckpointError
+from herald_jax.checkpoint_folder import building, first_line, storing
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.sdar import SdarModel
@@ -49,10 +50,6 @@ TOKENIZER_FILES = (
 
 #: One sharding for every parameter, or a function of its dotted path and shape.
 Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding]
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read; the message is one sentence."""
 
 
 def item_of(path: str) -> str:
@@ -87,7 +84,7 @@ class Writer:
         Raises:
           CheckpointError: the item cannot be written.
         """
-        with _storing(self._path):
+        with storing(self._path):
             _orbax().save(self._folder.absolute() / "params" / item, dict(arrays))
 
     def describe(
@@ -104,7 +101,7 @@ class Writer:
             "dtype": dtype,
             "model": dataclasses.asdict(config),
         }
-        with _storing(self._path):
+        with storing(self._path):
             _write_json(self._folder / "config.json", hf_config)
             for name in TOKENIZER_FILES:
                 if tokenizer is not None and (tokenizer / name).is_file():
@@ -125,35 +122,15 @@ def writing(path: str | Path, *, force: bool = False, needed_bytes: int = 0) -> 
       CheckpointError: ``path`` exists, cannot be written, or the disk is full.
     """
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    if path.exists() and not force:
-        raise CheckpointError(f"{path} already exists; choose another directory or use force")
-    if path.exists() and not (path / "herald.json").is_file():
-        raise CheckpointError(
-            f"{path} exists and is not a checkpoint, so force will not replace it"
-        )
-    try:
-        with _storing(path):
-            # What a killed writer left behind is never continued: it may end in half an item.
-            if partial.exists():
-                shutil.rmtree(partial)
-            (partial / "params").mkdir(parents=True)
-            free = shutil.disk_usage(partial).free
+    with building(path, force=force) as folder:
+        with storing(path):
+            (folder / "params").mkdir()
+            free = shutil.disk_usage(folder).free
         if free < needed_bytes:
             raise CheckpointError(
                 f"{path} needs {needed_bytes / 1e9:.1f} GB but only {free / 1e9:.1f} GB are free"
             )
-        yield Writer(partial, path)
-        with _storing(path):
-            # Renames only between the old checkpoint and the new one: no moment has half of one.
-            replaced = path.with_name(path.name + ".replaced")
-            if path.exists():
-                os.replace(path, replaced)
-            os.replace(partial, path)
-            if replaced.exists():
-                shutil.rmtree(replaced)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        yield Writer(folder, path)
 
 
 def save(
@@ -217,7 +194,7 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
         config = ModelConfig(**fields)
         dtype = header["dtype"]
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{header_path} cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"{header_path} cannot be read: {first_line(error)}") from error
     registry.check(config)
     return config, str(dtype)
 
@@ -266,7 +243,7 @@ def load(
             # The array store raises many kinds, plain Exception among them.
             raise CheckpointError(
                 f"{path} is damaged: params/{item} cannot be restored "
-                f"({_first_line(error)}); convert it again"
+                f"({first_line(error)}); convert it again"
             ) from error
     return config, registry.assemble(skeleton, values)
 
@@ -287,18 +264,3 @@ def _orbax() -> ocp.Checkpointer:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
-@contextmanager
-def _storing(path: Path) -> Iterator[None]:
-    """Turns what the disk or the array store (which raises ValueError) says into one sentence."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or _first_line(error)
-        raise CheckpointError(f"{path} cannot be written: {reason}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from herald_jax import checkpoint
+from herald_jax import checkpoint, checkpoint_folder
 from herald_jax.checkpoint import CheckpointError
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
@@ -237,6 +238,33 @@ def test_a_failed_save_keeps_the_old_checkpoint(copy, monkeypatch):
         checkpoint.save(copy, CONFIG, before, force=True)
     equal(checkpoint.load(copy)[1], before)
     assert os.listdir(copy.parent) == [copy.name]
+
+
+@pytest.mark.parametrize("named", ["copy", "other"])
+def test_only_a_dead_writer_of_the_same_path_is_cleaned_up(copy, named):
+    """Killed between its renames, it holds the old checkpoint, which gets its name back."""
+    work = copy.parent / f"{checkpoint_folder.PREFIX}dead"
+    work.mkdir()
+    (work / checkpoint_folder.MARK).write_text(named)
+    os.rename(copy, work / "old")
+    with (
+        contextlib.nullcontext() if named == "other" else pytest.raises(CheckpointError),
+        checkpoint_folder.building(copy),
+    ):
+        pass
+    assert copy.is_dir()
+    assert work.exists() == (named == "other")
+    if named == "copy":
+        checkpoint.load(copy)
+
+
+def test_a_live_writer_is_left_alone(tmp_path):
+    with checkpoint_folder.building(tmp_path / "out") as first:
+        with checkpoint_folder.building(tmp_path / "out"):
+            pass
+        assert first.is_dir()
+        (tmp_path / "out").rmdir()
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_tokenizer_files_travel(tmp_path):

@@ -212,6 +212,8 @@ WRONG = [
     (["plan", "--host-memory", "much"], "--host-memory 'much'"),
     (["convert", "absent", "out"], "SRC absent is not a folder"),
     (["convert", ".", "out"], "no config.json"),
+    (["convert", ".", ""], "OUT is empty"),
+    (["convert", "", "out"], "SRC is empty"),
 ]
 
 

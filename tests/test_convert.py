@@ -249,6 +249,8 @@ class TestRefusals:
 
     def test_source(self, tmp_path, capsys):
         out = tmp_path / "out"
+        tmp_path = tmp_path / "hf"
+        tmp_path.mkdir()
         assert "is not a folder" in self.refusal(capsys, tmp_path / "nothing", out)
         assert "has no config.json" in self.refusal(capsys, tmp_path, out)
         (tmp_path / "config.json").write_text("{")
@@ -287,7 +289,7 @@ class TestRefusals:
         hf_folders.write(tmp_path / "hf")
         (tmp_path / "file").touch()
         said = self.refusal(capsys, tmp_path / "hf", tmp_path / "file" / "out")
-        assert "cannot be written: Not a directory" in said
+        assert "file is not a directory" in said
 
     def test_disk_known_to_be_too_small(self, tmp_path, capsys, monkeypatch):
         hf_folders.write(tmp_path / "hf")
@@ -314,6 +316,43 @@ class TestRefusals:
         assert len(errors) == 1
         assert f"{tmp_path}/out cannot be written" in errors[0]
         assert os.listdir(tmp_path) == ["hf"]
+
+
+class TestOtherFolders:
+    """A conversion deletes nothing that it did not make."""
+
+    def test_names_like_ours_are_left_alone(self, tmp_path):
+        source = tmp_path / "out.partial"
+        hf_folders.write(source)
+        others = [tmp_path / "out.replaced", tmp_path / ".herald-unfinished-mine"]
+        for other in others:
+            other.mkdir()
+            (other / "notes").write_text("mine")
+        convert(source, tmp_path / "out")
+        convert(source, tmp_path / "out", force=True)
+        assert (source / "model.safetensors").is_file()
+        assert all((other / "notes").read_text() == "mine" for other in others)
+        assert len(os.listdir(tmp_path)) == 4
+
+    @pytest.mark.parametrize(("src", "out"), [("a", "a"), ("a", "a/b"), ("a/b", "a"), ("a", "l/b")])
+    def test_source_and_output_must_be_apart(self, tmp_path, src, out):
+        hf_folders.write(tmp_path / src)
+        (tmp_path / "a" / "herald.json").write_text("{}")
+        (tmp_path / "l").symlink_to("a")
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(CheckpointError, match="lie in one another"):
+            convert(tmp_path / src, tmp_path / out, force=True)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_names_that_are_no_place_are_refused_at_once(self, tmp_path, capsys):
+        hf_folders.write(tmp_path / "hf")
+        (tmp_path / "link").symlink_to("nowhere")
+        with pytest.raises(CheckpointError, match="link is a link to nothing"):
+            convert(tmp_path / "hf", tmp_path / "link")
+        for arguments, said in [(["hf", ""], "OUT is empty"), (["", "out"], "SRC is empty")]:
+            assert main(arguments if "hf" not in arguments else [str(tmp_path / "hf"), ""]) == 2
+            assert said in capsys.readouterr().err
+        assert sorted(os.listdir(tmp_path)) == ["hf", "link"]
 
 
 def test_json_report(tmp_path, capsys):
@@ -347,10 +386,12 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(tmp_p
         worker.stdout.close()
     assert items == ["embed", "layer_000", "layer_001"]
     assert not (tmp_path / "out").exists()
-    with pytest.raises(CheckpointError):
-        checkpoint.load(tmp_path / "out.partial")
+    (left,) = tmp_path.glob(".herald-unfinished-*")
+    for folder in (left, left / "new"):
+        with pytest.raises(CheckpointError):
+            checkpoint.load(folder)
     report = convert(tmp_path / "hf", tmp_path / "out")
-    assert not (tmp_path / "out.partial").exists()
+    assert sorted(os.listdir(tmp_path)) == ["hf", "out"]
     assert len(parameters_of(tmp_path / "out")) == report.tensors
 
 

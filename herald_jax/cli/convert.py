@@ -14,9 +14,9 @@ from herald_jax.cli.options import Dtype, Json
 
 def convert(
     src: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Folder with config.json and safetensors files.")
+        str, typer.Argument(metavar="SRC", help="Folder with config.json and safetensors files.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint directory to create.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Checkpoint directory to create.")],
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the written weights.")] = Dtype.bfloat16,
     block_size: Annotated[
         int | None,
@@ -38,7 +38,7 @@ def convert(
 
     herald convert SDAR-8B-Chat sdar-8b-f32 --dtype float32 --json
     """
-    if not src.is_dir():
+    if src and not Path(src).is_dir():
         raise Refused(f"SRC {src} is not a folder: give a downloaded Hugging Face checkpoint")
     from checkpoints_convert.convert import convert as run
 
