@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from herald_jax import checkpoint
-from herald_jax.cli import main, request_files
+from herald_jax.cli import main
 from herald_jax.cli import platform as cli_platform
 from herald_jax.cli.console import Refused
 from herald_jax.engine.engine import EMBEDDED
@@ -386,9 +386,3 @@ def test_demo_reports_both_methods(
     assert report["dense"]["correct"] == sum(row["dense_correct"] for row in report["questions"])
     assert report["long_document"]["document_tokens"] >= 512
     assert report["document_tokens"] < 384
-
-
-def test_ids_are_places_unless_given(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": 7}\n{"prompt": "c"}\n')
-    assert [fields["id"] for fields in request_files.read_requests(path)] == ["0", "7", "2"]

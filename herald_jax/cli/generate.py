@@ -163,7 +163,8 @@ def generate(
         if method not in ("auto", "dense"):
             make_selector(method)
     with ExitStack() as stack:
-        results = None if output is None else stack.enter_context(ResultFile(output))
+        inputs = [path for path in (prompt_file, requests) if path is not None]
+        results = None if output is None else stack.enter_context(ResultFile(output, inputs))
         asked = len(work)
         if results is not None:
             work = [fields for fields in work if fields["id"] not in results.done]
