@@ -28,6 +28,9 @@ from herald_jax.models.config import ModelConfig
 #: Called with items done, items in all, and the item just written.
 Progress = Callable[[int, int, str], None]
 _TILE = 128
+_PIECE = 1 << 18
+#: Bytes of a float -> an integer type of that size, and the bits that NaN and infinity have all.
+_EXPONENTS = {2: (np.uint16, np.uint16(0x7F80)), 4: (np.uint32, np.uint32(0x7F800000))}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -37,7 +40,7 @@ class ConversionError(ValueError):
     Attributes:
       missing, unexpected: tensor names.
       misshaped: "name: stored shape, expected shape".
-      problems: what is wrong with the files themselves.
+      problems: what is wrong with the files themselves, or with the values in them.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class ConversionError(ValueError):
             "missing": missing,
             "unexpected": unexpected,
             "mis-shaped": misshaped,
-            "unreadable": problems,
+            "unusable": problems,
         }
         counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group)
         lines = [f"{source} does not match its config.json: {counts}"]
@@ -92,6 +95,7 @@ class ConversionReport:
 class _Source:
     """Where a parameter comes from."""
 
+    name: str
     tensor: StoredTensor
     transpose: bool
 
@@ -126,7 +130,8 @@ def convert(
     Raises:
       CheckpointError: ``src`` cannot be read, ``out`` cannot be written, or ``dtype`` is unknown.
       ValueError: the network is of no supported family or kind.
-      ConversionError: all missing, unexpected, mis-shaped and unreadable tensors, at once.
+      ConversionError: all missing, unexpected, mis-shaped and unreadable tensors, at once; else
+        all that have values which are not finite.
     """
     start = time.monotonic()
     for name, given in (("SRC", src), ("OUT", out)):
@@ -151,10 +156,21 @@ def convert(
         for paths in items.values()
     ]
     with checkpoint.writing(out, force=force, needed_bytes=sum(sizes)) as writer:
+        problems: list[str] = []
         for done, (item, paths) in enumerate(items.items(), start=1):
-            writer.put(item, {path: sources[path].read(kind) for path in paths})
+            arrays = {path: sources[path].read(kind) for path in paths}
+            problems += [
+                f"{sources[path].name}: has values that are not finite in {dtype}"
+                for path, array in arrays.items()
+                if not is_finite(array)
+            ]
+            # After a bad tensor the others are only looked at, for one report of them all.
+            if not problems:
+                writer.put(item, arrays)
             if progress:
                 progress(done, len(items), item)
+        if problems:
+            raise ConversionError(src, [], [], [], problems)
         writer.describe(config, _settled(hf, config), dtype, src)
     return ConversionReport(
         source=str(src),
@@ -182,6 +198,19 @@ def memory_bound(sizes: Iterable[int]) -> int:
     return 4 * max(sizes) + (64 << 20)
 
 
+def is_finite(array: np.ndarray[Any, Any]) -> bool:
+    """Whether a contiguous bfloat16 or float32 array has neither NaN nor infinity.
+
+    Looks at exponents, a piece at a time: fast, and no second array as large as the first.
+    """
+    word, exponent = _EXPONENTS[array.dtype.itemsize]
+    flat = array.reshape(-1).view(word)
+    return not any(
+        ((flat[at : at + _PIECE] & exponent) == exponent).any()
+        for at in range(0, flat.size, _PIECE)
+    )
+
+
 def _transposed(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A contiguous transpose, by tiles that stay in cache (four times as fast as all at once)."""
     rows, columns = matrix.shape
@@ -198,10 +227,10 @@ def _read_config(src: Path) -> dict[str, Any]:
     if not src.is_dir():
         raise CheckpointError(f"{src} is not a folder; download the checkpoint first")
     try:
-        hf = json.loads(path.read_text())
+        hf = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{src} has no config.json, so it is no checkpoint") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(hf, dict):
         raise CheckpointError(f"{path} is not a JSON object")
@@ -265,7 +294,7 @@ def _match(
         elif tensor.shape != wanted:
             misshaped.append(f"{name}: has shape {list(tensor.shape)}, needs {list(wanted)}")
         else:
-            sources[path] = _Source(tensor, transpose)
+            sources[path] = _Source(name, tensor, transpose)
     unexpected = sorted(set(inventory.tensors) - expected - inventory.unreadable)
     if missing or unexpected or misshaped or inventory.problems:
         raise ConversionError(src, missing, unexpected, misshaped, inventory.problems)

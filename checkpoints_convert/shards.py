@@ -107,9 +107,9 @@ def _sharded(source: Path, weight_map: Mapping[str, str]) -> Inventory:
 
 def _weight_map(path: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(path.read_text())["weight_map"]
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a safetensors index") from error
 
 
@@ -124,8 +124,8 @@ def _add_file(inventory: Inventory, file: Path) -> set[str] | None:
     cut = []
     for name, entry in header.items():
         try:
-            shape = tuple(int(n) for n in entry["shape"])
-            begin, end = (int(n) for n in entry["data_offsets"])
+            shape = tuple(_whole(n) for n in entry["shape"])
+            begin, end = (_whole(n) for n in entry["data_offsets"])
             tensor = StoredTensor(file, start + begin, shape, str(entry["dtype"]))
         except (KeyError, TypeError, ValueError):
             inventory.problems.append(f"{file.name}: the header entry of {name} is malformed")
@@ -149,6 +149,13 @@ def _add_file(inventory: Inventory, file: Path) -> set[str] | None:
     return set(header)
 
 
+def _whole(number: object) -> int:
+    """A number of a header as it is: JSON also has Infinity, and fractions."""
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is not a whole number")
+    return number
+
+
 def _header(file: Path, size: int) -> tuple[dict[str, Any], int]:
     """The header's entries and the offset where tensor bytes begin."""
     with file.open("rb") as stream:
@@ -157,7 +164,7 @@ def _header(file: Path, size: int) -> tuple[dict[str, Any], int]:
             raise ValueError("truncated, or not a safetensors file")
         try:
             header = json.loads(stream.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError("the header is not JSON") from error
     if not isinstance(header, dict):
         raise ValueError("the header is not a JSON object")

@@ -183,20 +183,25 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
         )
         raise CheckpointError(f"{path} is not a herald checkpoint (no herald.json){convert}")
     try:
-        header = json.loads(header_path.read_text())
-        if header["format"] != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path} has checkpoint format {header['format']}; this version reads "
-                f"{FORMAT_VERSION}: convert it again"
-            )
+        header = json.loads(header_path.read_text(encoding="utf-8"))
+        version = header["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{header_path} cannot be read: {first_line(error)}") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format {version}; this version reads "
+            f"{FORMAT_VERSION}: convert it again"
+        )
+    try:
         fields = dict(header["model"])
         fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
         config = ModelConfig(**fields)
-        dtype = header["dtype"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        registry.check(config)
+        dtype = str(header["dtype"])
+        check_dtype(dtype)
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{header_path} cannot be read: {first_line(error)}") from error
-    registry.check(config)
-    return config, str(dtype)
+    return config, dtype
 
 
 def load(
@@ -263,4 +268,4 @@ def _orbax() -> ocp.Checkpointer:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

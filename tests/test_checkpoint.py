@@ -210,6 +210,36 @@ def test_another_header_is_refused(copy, change, message):
         checkpoint.load(copy)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_heads", "4"),
+        ("num_kv_heads", 0),
+        ("num_layers", 10**12),
+        ("family", ["sdar"]),
+        ("rope_theta", float("nan")),
+        ("rms_norm_eps", None),
+        ("stop_token_ids", [1.5]),
+        ("tie_word_embeddings", "no"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(copy, field, value):
+    header = json.loads((copy / "herald.json").read_text())
+    header["model"][field] = value
+    (copy / "herald.json").write_text(json.dumps(header))
+    said = {"family": "model family", "stop_token_ids": "token ids"}.get(field, field)
+    with pytest.raises(CheckpointError, match=rf"herald\.json cannot be read: .*{said}") as caught:
+        checkpoint.read_config(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[]", b"5"])
+def test_a_header_that_is_none_is_refused(copy, content):
+    (copy / "herald.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"herald\.json cannot be read"):
+        checkpoint.read_config(copy)
+
+
 def test_arrays_of_another_shape_are_refused(copy):
     header = json.loads((copy / "herald.json").read_text())
     header["model"]["intermediate_size"] = 32

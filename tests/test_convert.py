@@ -164,6 +164,61 @@ def test_headers_that_lie_are_refused(tmp_path):
     assert caught.value.missing == []
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [float("inf"), 1]},
+        {"data_offsets": [0, float("inf")]},
+        {"shape": [1.5]},
+        {"shape": [10**30]},
+        {"dtype": []},
+    ],
+)
+def test_header_entries_of_another_kind_are_refused(tmp_path, entry):
+    hf_folders.write(tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header["model.norm.weight"] |= entry
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight"):
+        convert(tmp_path / "hf", tmp_path / "out")
+
+
+def test_endless_nesting_is_refused(tmp_path):
+    """In the header, the index and config.json: the parser gives up, and says so."""
+    deep = b"[" * 100_000
+    folder = tmp_path / "hf"
+    hf_folders.write(folder)
+    (folder / "model.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(ConversionError, match="the header is not JSON"):
+        convert(folder, tmp_path / "out")
+    (folder / "model.safetensors.index.json").write_bytes(deep)
+    with pytest.raises(CheckpointError, match="cannot be read as a safetensors index"):
+        convert(folder, tmp_path / "out")
+    (folder / "config.json").write_bytes(deep)
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        convert(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_weights_that_are_not_finite_are_named_in_one_report(tmp_path, bf16):
+    weights = hf_folders.tensors(hf_folders.CONFIG)
+    bad = ["model.embed_tokens.weight", "model.layers.2.mlp.up_proj.weight", "model.norm.weight"]
+    for name, value in zip(bad, [np.nan, np.inf, -np.inf], strict=True):
+        weights[name].flat[-1] = value
+    if not bf16:  # Finite as stored, but not in the dtype asked for.
+        weights["lm_head.weight"][0, 0] = np.finfo(np.float32).max
+        bad.append("lm_head.weight")
+    hf_folders.write(tmp_path / "hf", weights, bf16=bf16)
+    with pytest.raises(ConversionError) as caught:
+        convert(tmp_path / "hf", tmp_path / "out")
+    assert sorted(problem.partition(":")[0] for problem in caught.value.problems) == sorted(bad)
+    assert os.listdir(tmp_path) == ["hf"]
+
+
 def test_remote_code_is_never_run(tmp_path):
     """vllm-project/dllm-plugin documents trust_remote_code trouble: here there is none to trust."""
     marker = tmp_path / "executed"

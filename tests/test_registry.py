@@ -85,7 +85,7 @@ def test_rope_theta_is_read_from_both_places():
         ({"hidden_size": "16"}, "hidden_size must be a positive integer, not '16'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, not 0"),
         ({"vocab_size": None}, "vocab_size must be a positive integer, not None"),
-        ({"block_size": -4}, "block_size -4 is not positive"),
+        ({"block_size": -4}, "block_size must be an integer from 1 .*, not -4"),
         ({"block_size": 4.5}, "block_size must be an integer, not 4.5"),
         ({"mask_token_id": 40}, "mask_token_id 40 is outside the vocabulary of 40"),
         ({"herald": {"stop_token_ids": [41]}}, "stop_token_ids 41 is outside the vocabulary"),
@@ -94,7 +94,29 @@ def test_rope_theta_is_read_from_both_places():
         ({"herald": {"stop_token_ids": [], "exact_layers": 4}}, "exact_layers 4 is not between"),
         ({"herald": {"exact_layers": "2"}}, "exact_layers must be an integer, not '2'"),
         ({"herald": [1]}, "herald must be an object"),
-        ({"block_size": 0}, "block_size 0 is not positive"),
+        ({"block_size": 0}, "block_size must be an integer from 1 .*, not 0"),
+        ({"block_size": 65}, "block_size 65 is more than max_position_embeddings 64"),
+        ({"num_hidden_layers": 10**9}, "num_layers must be an integer from 1 to 1000"),
+        ({"vocab_size": 10**30}, "vocab_size must be an integer from 1 to 2147483647"),
+        *[
+            ({"rope_theta": bad}, "rope_theta must be a positive number")
+            for bad in (float("nan"), float("inf"), True, "1e6", -1, 10**400)
+        ],
+        *[
+            ({"rms_norm_eps": bad}, "rms_norm_eps must be a positive number")
+            for bad in (None, [], float("nan"), -1e-6, "1e-6", True)
+        ],
+        *[
+            ({key: bad}, f"{key} must be an object")
+            for key in ("rope_scaling", "rope_parameters")
+            for bad in ("x", 5, [1])
+        ],
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_scaling of type"),
+        ({"layer_types": 5}, "layer_types must be a list, not 5"),
+        ({"layer_types": [[1], 2]}, "layer_types .* is not supported"),
+        ({"model_type": None, "architectures": 5}, "architectures must be a list, not 5"),
+        ({"model_type": ["sdar"]}, "is not supported"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
     ],
 )
 def test_refusals_are_one_sentence(changes, message):

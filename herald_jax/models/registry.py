@@ -7,6 +7,7 @@ tensors are called in a Hugging Face checkpoint, and the generation constants th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,8 @@ def find_family(hf: Mapping[str, Any]) -> Family:
       ValueError: no family matches.
     """
     model_type, architectures = hf.get("model_type"), hf.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ValueError(f"config.json: architectures must be a list, not {architectures!r}")
     for family in FAMILIES.values():
         if model_type in family.model_types:
             return family
@@ -115,7 +118,7 @@ def family_of(config: ModelConfig) -> Family:
     Raises:
       ValueError: the name is unknown.
     """
-    if config.family not in FAMILIES:
+    if not isinstance(config.family, str) or config.family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ValueError(f"model family {config.family!r} is not supported; supported: {known}")
     return FAMILIES[config.family]
@@ -150,9 +153,7 @@ def from_hf(hf: Mapping[str, Any], *, block_size: int | None = None) -> ModelCon
             "state head_dim"
         )
     layers = _positive(hf, "num_hidden_layers")
-    own = hf.get("herald") or {}
-    if not isinstance(own, dict):
-        raise ValueError(f"config.json: herald must be an object, not {own!r}")
+    own = _object(hf, "herald")
     block = _first(block_size, own.get("block_size"), hf.get("block_size"), family.block_size)
     mask = _first(own.get("mask_token_id"), hf.get("mask_token_id"), family.mask_token_id)
     stops = _first(own.get("stop_token_ids"), family.stop_token_ids, hf.get("eos_token_id"))
@@ -166,9 +167,9 @@ def from_hf(hf: Mapping[str, Any], *, block_size: int | None = None) -> ModelCon
         head_dim=_positive(hf, "head_dim", hidden // heads),
         intermediate_size=_positive(hf, "intermediate_size"),
         rope_theta=_rope_theta(hf),
-        rms_norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_real("rms_norm_eps", hf.get("rms_norm_eps", 1e-6)),
         qk_norm=family.qk_norm,
-        tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        tie_word_embeddings=_boolean(hf, "tie_word_embeddings"),
         max_position_embeddings=_positive(hf, "max_position_embeddings"),
         block_size=_stated(block, "block_size", family),
         mask_token_id=_stated(mask, "mask_token_id", family),
@@ -217,30 +218,7 @@ def check(config: ModelConfig) -> None:
       ValueError: one sentence that names the field.
     """
     family_of(config)
-    if config.num_heads % config.num_kv_heads:
-        raise ValueError(
-            f"num_attention_heads {config.num_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_kv_heads}"
-        )
-    if config.head_dim % 2:
-        raise ValueError(f"head_dim {config.head_dim} is odd; rotary embedding needs an even one")
-    if config.block_size < 1:
-        raise ValueError(f"block_size {config.block_size} is not positive")
-    if not 0 <= config.exact_layers <= config.num_layers:
-        raise ValueError(
-            f"exact_layers {config.exact_layers} is not between 0 and the network's "
-            f"{config.num_layers} layers"
-        )
-    named = [("mask_token_id", config.mask_token_id)]
-    named += [("stop_token_ids", token) for token in config.stop_token_ids]
-    for name, token in named:
-        if not 0 <= token < config.vocab_size:
-            raise ValueError(
-                f"{name} {token} is outside the vocabulary of {config.vocab_size}; "
-                "state the checkpoint's own ids in config.json"
-            )
-    if config.mask_token_id in config.stop_token_ids:
-        raise ValueError(f"mask_token_id {config.mask_token_id} is also a stop token")
+    config.check()
 
 
 def build(config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> SdarModel:
@@ -281,14 +259,18 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
     """Refuses what would load without complaint and compute something else."""
-    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    layer_types = set(hf.get("layer_types") or ()) - {"full_attention"}
+    layer_types = hf.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise ValueError(f"config.json: layer_types must be a list, not {layer_types!r}")
+    others = [kind for kind in layer_types if kind != "full_attention"]
+    ropes = [_object(hf, key) for key in ("rope_scaling", "rope_parameters")]
+    rope_types = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
+    rope_type = next((kind for kind in rope_types if kind != "default"), "default")
     # (option, whether it is switched on, what the file must say)
     switched = [
         (f"rope_scaling of type {rope_type!r}", rope_type != "default", "null"),
         ("use_sliding_window", bool(hf.get("use_sliding_window")), "false"),
-        (f"layer_types {sorted(layer_types)}", bool(layer_types), "full_attention only"),
+        (f"layer_types {others[:3]}", bool(others), "full_attention only"),
         ("attention_bias", bool(hf.get("attention_bias")), "false"),
         ("mlp_bias", bool(hf.get("mlp_bias")), "false"),
         ("partial_rotary_factor", hf.get("partial_rotary_factor", 1) != 1, "1"),
@@ -302,10 +284,30 @@ def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
 
 def _rope_theta(hf: Mapping[str, Any]) -> float:
     """RoPE base, from either place that Hugging Face has kept it."""
-    theta = hf.get("rope_theta", (hf.get("rope_parameters") or {}).get("rope_theta"))
-    if not isinstance(theta, (int, float)) or theta <= 0:
-        raise ValueError(f"config.json: rope_theta must be a positive number, not {theta!r}")
-    return float(theta)
+    return _real(
+        "rope_theta", hf.get("rope_theta", _object(hf, "rope_parameters").get("rope_theta"))
+    )
+
+
+def _real(key: str, value: object) -> float:
+    # Compared as it is: an integer may be too large for a float.
+    if type(value) not in (int, float) or not 0 < value < sys.float_info.max:  # type: ignore[operator]
+        raise ValueError(f"config.json: {key} must be a positive number, not {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _boolean(hf: Mapping[str, Any], key: str) -> bool:
+    value = hf.get(key, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"config.json: {key} must be true or false, not {value!r}")
+    return value
+
+
+def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = hf.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"config.json: {key} must be an object, not {value!r}")
+    return value or {}
 
 
 def _positive(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
