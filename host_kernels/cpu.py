@@ -30,7 +30,7 @@ def apply_environment() -> None:
     """Obeys HERALD_ISA, once, before the first kernel runs.
 
     Raises:
-        RuntimeError: it names an instruction set that is not available here.
+        ValueError: it names an instruction set that is not available here.
     """
     global _environment_read
     if _environment_read:
@@ -40,7 +40,7 @@ def apply_environment() -> None:
         try:
             _native.choose_isa(name)
         except ValueError as error:
-            raise RuntimeError(f"HERALD_ISA: {error}") from None
+            raise ValueError(f"HERALD_ISA: {error}") from None
     _environment_read = True
 
 

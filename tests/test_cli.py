@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hf_folders
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -205,10 +206,26 @@ WRONG = [
     (["generate", "--prompt", "a", "--threads", "0"], "--threads"),
     (["generate", "--prompt", "a", "--model", "nowhere"], "nowhere does not exist"),
     (["generate", "--prompt", "a", "--temperature", "-1"], "--temperature"),
+    (["generate", "--prompt", "a", "--temperature", "inf"], "--temperature"),
+    (["generate", "--prompt", "a", "--temperature", "nan"], "--temperature"),
+    (["generate", "--prompt", "a", "--temperature", "1e38"], "--temperature"),
+    (["generate", "--prompt", "a", "--top-k", "99999999999"], "--top-k"),
+    (["generate", "--prompt", "a", "--seed", "99999999999"], "--seed"),
+    (["generate", "--prompt", "a", "--model", ""], "--model is empty"),
+    (["generate", "--prompt", "\udcff"], "--prompt is not UTF-8 text"),
+    (["generate", "--prompt", "a", "--stop", "\udcff"], "--stop is not UTF-8 text"),
+    (["generate", "--prompt", "a", "--output", "."], "--output . is not a regular file"),
+    (["generate", "--requests", "bad.jsonl", "--output", "bad.jsonl"], "bad.jsonl"),
     (["generate", "--nonsense"], "--nonsense"),
     (["frobnicate"], "frobnicate"),
     (["plan", "--model", "nowhere"], "nowhere"),
     (["plan", "--model", "list.jsonl"], "list.jsonl is not a JSON object"),
+    (["plan", "--model", "scaled.json"], "rope_scaling must be an object"),
+    (["plan", "--model", "deep.json"], "deep.json cannot be read as JSON"),
+    (["plan", "--model", ""], "--model is empty"),
+    (["plan", "--max-batch", "1" + "0" * 20], "--max-batch"),
+    (["plan", "--max-context", "1" + "0" * 20], "--max-context"),
+    (["plan", "--budget-tokens", "1" + "0" * 20], "--budget-tokens"),
     (["plan", "--host-memory", "much"], "--host-memory 'much'"),
     (["convert", "absent", "out"], "SRC absent is not a folder"),
     (["convert", ".", "out"], "no config.json"),
@@ -230,6 +247,8 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
     Path("list.jsonl").write_text("[1]\n")
     Path("twice.jsonl").write_text('{"id": "a", "prompt": "a"}\n{"id": "a", "prompt": "b"}\n')
     Path("empty.jsonl").write_text("\n")
+    Path("scaled.json").write_text('{"model_type": "sdar", "rope_scaling": "x"}')
+    Path("deep.json").write_text("[" * 100_000)
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert said in captured.err
@@ -317,6 +336,20 @@ def test_convert_makes_a_checkpoint_that_generates(
     assert texts[0] == texts[1]
 
 
+def test_an_interrupted_conversion_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hf_folders.write(tmp_path / "hf")
+    monkeypatch.setattr(checkpoint.Writer, "put", interrupt)
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "out")]) == 130
+    said = capsys.readouterr().err
+    assert said == f"interrupted: nothing was written to {tmp_path / 'out'}\n"
+    assert os.listdir(tmp_path) == ["hf"]
+
+
 def test_help_is_quick_and_names_every_selector(capsys: pytest.CaptureFixture[str]) -> None:
     code = "import sys; from herald_jax.cli import main; main(['--help']); "
     code += "assert 'jax' not in sys.modules, 'help imports JAX'"
@@ -329,13 +362,54 @@ def test_help_is_quick_and_names_every_selector(capsys: pytest.CaptureFixture[st
             assert all(name in text for name in SELECTORS)
 
 
-def test_platform_list_without_cpu_is_mended(
+def test_platform_list_without_cpu_is_mended_but_the_cpu_is_no_substitute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    cli_platform.prepare_platform()
+    with pytest.raises(Refused, match=r"JAX_PLATFORMS=tpu gives no device: .* the cpu backend"):
+        cli_platform.prepare_platform()
     assert os.environ["JAX_PLATFORMS"] == "tpu,cpu"
     assert "lacks cpu" in capsys.readouterr().err
+
+
+def test_an_unknown_instruction_set_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["host_kernels.cpu"], "_environment_read", False)
+    monkeypatch.setenv("HERALD_ISA", "foo")
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith("error: HERALD_ISA: instruction set 'foo'")
+
+
+def test_an_unexpected_error_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise AttributeError("no such thing\nat all")
+
+    monkeypatch.setattr(sys.modules["herald_jax.cli.doctor"], "examine", fail)
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: unexpected AttributeError: no such thing (HERALD_TRACEBACK=1")
+    assert said.count("\n") == 1
+    monkeypatch.setenv("HERALD_TRACEBACK", "1")
+    assert main(["doctor"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_closed_stdout_ends_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", "from herald_jax.cli import main; raise SystemExit(main(['plan']))"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_platform_that_is_not_there_is_refused() -> None:

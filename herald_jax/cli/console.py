@@ -19,6 +19,14 @@ class Refused(Exception):
     """A wrong use; the message is one sentence that names the option or file and what would do."""
 
 
+class Interrupted(Exception):
+    """The user stopped a command; the message is one sentence on what is left."""
+
+
+class OutputClosed(Exception):
+    """Nobody reads stdout any more."""
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """Turns what the rooms below say about a user's input or machine into ``Refused``.
@@ -30,6 +38,8 @@ def refusals() -> Iterator[None]:
 
     try:
         yield
+    except BrokenPipeError:
+        raise  # Nobody reads stdout any more: not an error.
     except (ValueError, EngineError, MemoryError, OSError) as error:
         raise Refused(str(error)) from error
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from herald_jax.cli.console import Progress, Refused, note, refusals
+from herald_jax.cli.console import Interrupted, Progress, Refused, note, refusals
 from herald_jax.cli.options import Dtype, Json
 
 
@@ -42,15 +42,18 @@ def convert(
         raise Refused(f"SRC {src} is not a folder: give a downloaded Hugging Face checkpoint")
     from checkpoints_convert.convert import convert as run
 
-    with refusals(), Progress() as progress:
-        report = run(
-            src,
-            out,
-            dtype=dtype.value,
-            block_size=block_size,
-            force=force,
-            progress=lambda done, total, item: progress("items", done, total),
-        )
+    try:
+        with refusals(), Progress() as progress:
+            report = run(
+                src,
+                out,
+                dtype=dtype.value,
+                block_size=block_size,
+                force=force,
+                progress=lambda done, total, item: progress("items", done, total),
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: nothing was written to {out}") from None
     for text in report.notes:
         note(f"note: {text}")
     if as_json:

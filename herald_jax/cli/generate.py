@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import time
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from herald_jax.cli.console import Progress, Refused, note, refusals
+from herald_jax.cli.console import Refused, note, refusals
+from herald_jax.cli.delivery import Delivery
 from herald_jax.cli.options import (
+    MOST_TOKENS,
     BudgetFraction,
     BudgetTokens,
     DeviceMemory,
@@ -22,20 +22,13 @@ from herald_jax.cli.options import (
     Json,
     MaxBatch,
     Model,
+    check_text,
     read_budget,
     read_size,
 )
 from herald_jax.cli.platform import prepare_platform
 from herald_jax.cli.request_files import ResultFile, read_requests, read_text
-from herald_jax.kv.host_memory import format_bytes
 from herald_jax.selection import SELECTORS, make_selector
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from herald_jax.engine.config import GenerationConfig
-    from herald_jax.engine.engine import Engine
-    from herald_jax.engine.request import Delta, Result
 
 METHODS = "; ".join(
     [
@@ -44,6 +37,9 @@ METHODS = "; ".join(
         *(f"{name}: {selector.summary}" for name, selector in SELECTORS.items()),
     ]
 )
+
+#: Hotter than this, every token is as likely as any other.
+MOST_TEMPERATURE = 100
 
 
 def generate(
@@ -66,7 +62,10 @@ def generate(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens generated at most for a prompt.")
+        int,
+        typer.Option(
+            min=1, max=MOST_TOKENS, metavar="N", help="Tokens generated at most for a prompt."
+        ),
     ] = 256,
     threshold: Annotated[
         float | None,
@@ -80,10 +79,20 @@ def generate(
         int | None,
         typer.Option(metavar="T", help="Accept a block in exactly T steps instead of --threshold."),
     ] = None,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Seed of sampling.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=MOST_TEMPERATURE, metavar="T", help="0 is greedy.")
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="S", help="Seed of sampling.")
+    ] = 0,
     top_k: Annotated[
-        int, typer.Option(metavar="K", help="Sample from the K likeliest tokens; 0 is off.")
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_TOKENS,
+            metavar="K",
+            help="Sample from the K likeliest tokens; 0 is off.",
+        ),
     ] = 0,
     top_p: Annotated[
         float,
@@ -115,6 +124,7 @@ def generate(
         int | None,
         typer.Option(
             min=1,
+            max=MOST_TOKENS,
             metavar="N",
             show_default="what the requests need",
             help="Longest prompt and answer in tokens.",
@@ -153,6 +163,9 @@ def generate(
 
     herald generate --method herald-draft --budget 0.1 --prompt-file doc.txt --json
     """
+    check_text(model, "--model", "name a checkpoint or leave it out")
+    for text in stop or ():
+        check_text(text, "--stop")
     chosen_budget = read_budget(budget, budget_tokens)
     if threshold is not None and steps is not None:
         raise Refused("--threshold and --steps exclude each other: give one of them")
@@ -197,7 +210,7 @@ def generate(
         )
         engine = Engine.from_checkpoint(model, config, dtype=None if dtype is None else dtype.value)
         stack.callback(engine.close)
-        run = _Run(
+        run = Delivery(
             engine,
             single=requests is None,
             stream=stream,
@@ -219,115 +232,7 @@ def _requests(
         return read_requests(requests)
     option = "--prompt" if prompt_file is None else f"--prompt-file {prompt_file}"
     text = prompt if prompt_file is None else read_text(prompt_file, "--prompt-file")
-    if not text:
-        raise Refused(f"{option} is empty: give at least one character")
+    assert text is not None
+    check_text(text, option)
     # The id follows from the text, so that --output never takes one prompt for another.
     return [{"id": f"prompt-{zlib.crc32(text.encode()):08x}", "prompt": text}]
-
-
-class _Run:
-    """One pass over the requests: delivers results as they come and keeps count."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        single: bool,
-        stream: bool,
-        as_json: bool,
-        results: ResultFile | None,
-        planned: int,
-    ) -> None:
-        self.engine, self.single, self.stream, self.as_json = engine, single, stream, as_json
-        self.results, self.planned = results, planned
-        self.finished = self.failed = 0
-        self.last: dict[str, Any] | None = None
-        self._announced = False
-
-    def __call__(
-        self,
-        work: list[dict[str, Any]],
-        generation: GenerationConfig,
-        chat: bool,
-        labels: dict[str, Any],
-    ) -> int:
-        """Generates and prints; returns the exit code."""
-        began = time.perf_counter()
-        # A bar and lines on one terminal would overwrite each other.
-        quiet = self.results is not None or (self.single and not self.stream)
-        interrupted = False
-        with Progress(bar=quiet and not self.stream) as progress:
-            try:
-                self._deliver(
-                    self.engine.generate(
-                        work,
-                        generation,
-                        stream=self.stream,
-                        chat=chat,
-                        progress=lambda kind, done, total: self._show(progress, kind, done, total),
-                    )
-                )
-            except KeyboardInterrupt:
-                interrupted = True
-        if interrupted:
-            note(self._interruption())
-        self._summarize(time.perf_counter() - began, labels)
-        return 130 if interrupted else int(self.failed > 0)
-
-    def _show(self, progress: Progress, kind: str, done: int, total: int) -> None:
-        if not self._announced:
-            self._announced = True
-            note(f"method: {self.engine.method} ({self.engine.method_reason})")
-        progress(kind, done, total)
-
-    def _deliver(self, items: Iterator[Result | Delta]) -> None:
-        from herald_jax.engine.request import Delta
-
-        for item in items:
-            if isinstance(item, Delta):
-                self._print_delta(item)
-            else:
-                self._print_result(item)
-
-    def _print_delta(self, delta: Delta) -> None:
-        if self.single and not self.as_json:
-            typer.echo(delta.text, nl=False)
-        else:
-            line = {"id": delta.id, "delta": delta.text, "token_ids": delta.token_ids}
-            typer.echo(json.dumps(line, ensure_ascii=False))
-
-    def _print_result(self, result: Result) -> None:
-        if self.single and result.error is not None and not result.blocks:
-            # One prompt that cannot even begin is a wrong use.
-            raise Refused(result.error.removeprefix(f"request {result.id}: "))
-        self.finished += 1
-        self.last = result.to_json()
-        if result.error is not None:
-            self.failed += 1
-            note(f"error: {result.error}")
-        if self.results is not None:
-            self.results.write(self.last)
-        elif not self.single:
-            typer.echo(json.dumps(self.last, ensure_ascii=False))
-        elif not self.as_json:
-            typer.echo("" if self.stream else result.text)
-
-    def _interruption(self) -> str:
-        kept = "printed" if self.results is None else f"kept in {self.results.path}"
-        more = "" if self.results is None else "; the same command goes on from there"
-        return f"interrupted: {self.finished} of {self.planned} results are {kept}{more}"
-
-    def _summarize(self, seconds: float, labels: dict[str, Any]) -> None:
-        summary = self.engine.summary(seconds) | labels
-        summary |= {"requests": self.finished, "failed": self.failed}
-        if self.as_json:
-            if self.single and self.results is None:
-                summary["result"] = self.last
-            typer.echo(json.dumps(summary, ensure_ascii=False))
-            return
-        note(
-            f"{self.finished} results, {summary['tokens']} tokens in {seconds:.1f} s "
-            f"({summary['tokens_per_second']:.1f} tokens/s), KV: "
-            f"{format_bytes(summary['device_kv_bytes'])} on the device, "
-            f"{format_bytes(summary['host_kv_bytes'])} on the host"
-        )

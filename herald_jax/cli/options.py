@@ -11,6 +11,9 @@ from herald_jax.cli.console import Refused
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.host_memory import parse_bytes
 
+#: Beyond what any machine holds, and within what arrays of int32 count.
+MOST_TOKENS, MOST_REQUESTS = 2**31 - 1, 65536
+
 
 class Dtype(StrEnum):
     """Dtypes of weights and KV cache."""
@@ -37,7 +40,11 @@ BudgetFraction = Annotated[
 ]
 BudgetTokens = Annotated[
     int | None,
-    typer.Option(metavar="K", help="A fixed number of attended positions instead of --budget."),
+    typer.Option(
+        max=MOST_TOKENS,
+        metavar="K",
+        help="A fixed number of attended positions instead of --budget.",
+    ),
 ]
 ExactLayers = Annotated[
     int | None,
@@ -47,7 +54,10 @@ ExactLayers = Annotated[
         help="Leading layers whose whole KV stays on the device.",
     ),
 ]
-MaxBatch = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests decoded together.")]
+MaxBatch = Annotated[
+    int,
+    typer.Option(min=1, max=MOST_REQUESTS, metavar="N", help="Most requests decoded together."),
+]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
@@ -65,6 +75,22 @@ HostMemory = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on stdout.")]
+
+
+def check_text(text: str | None, option: str, wanted: str = "give at least one character") -> None:
+    """Refuses a text that is empty (saying what is wanted) or was not UTF-8 on the command line.
+
+    Raises:
+      Refused: naming the option.
+    """
+    if text is None:
+        return
+    if not text:
+        raise Refused(f"{option} is empty: {wanted}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(f"{option} is not UTF-8 text: character {error.start} is bad") from error
 
 
 def read_size(text: str | None, option: str) -> int | None:

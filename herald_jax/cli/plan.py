@@ -13,6 +13,7 @@ from rich.table import Table
 
 from herald_jax.cli.console import Refused, refusals
 from herald_jax.cli.options import (
+    MOST_TOKENS,
     BudgetFraction,
     BudgetTokens,
     DeviceMemory,
@@ -21,6 +22,7 @@ from herald_jax.cli.options import (
     HostMemory,
     Json,
     MaxBatch,
+    check_text,
     read_budget,
     read_size,
 )
@@ -59,6 +61,7 @@ def plan(
         int | None,
         typer.Option(
             min=1,
+            max=MOST_TOKENS,
             metavar="N",
             show_default="the model's",
             help="Longest prompt and answer in tokens.",
@@ -92,6 +95,7 @@ def plan(
 
     herald plan --model SDAR-8B-Chat/config.json --max-context 16384 --json
     """
+    check_text(model, "--model", "name a checkpoint or leave it out")
     chosen_budget = read_budget(budget, budget_tokens)
     device_bytes = read_size(device_memory, "--device-memory")
     host_bytes = read_size(host_memory, "--host-memory")
@@ -143,7 +147,7 @@ def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
         return checkpoint.read_config(path)
     try:
         hf = json.loads(foreign.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"--model {foreign} cannot be read as JSON: {error}") from error
     if not isinstance(hf, dict):
         raise Refused(f"--model {foreign} is not a JSON object: give a config.json")

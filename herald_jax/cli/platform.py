@@ -6,10 +6,13 @@ import ctypes
 import os
 from importlib.util import find_spec
 
+import host_kernels
 from herald_jax.cli.console import Refused, note
 
 # What the CUDA context and cuBLAS or cuDNN workspaces need outside XLA's arena.
 LARGEST_FRACTION = 0.95
+#: Platforms that JAX calls by another name once they run.
+BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
 
 
 def prepare_platform(device_memory: int | None = None) -> None:
@@ -19,10 +22,16 @@ def prepare_platform(device_memory: int | None = None) -> None:
     whatever the plan says; on the CPU it limits the plan alone.
 
     Raises:
-      Refused: the platform asked for is not there, or the GPU is smaller than the limit.
+      Refused: the platform asked for is not there, the GPU is smaller than the limit, or
+        HERALD_ISA or HERALD_THREADS cannot be obeyed.
     """
+    try:
+        host_kernels.cpu_info()
+    except ValueError as error:
+        raise Refused(str(error)) from error
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms and "cpu" not in platforms.split(","):
+    named = [name.strip() for name in platforms.split(",") if name.strip()]
+    if named and "cpu" not in named:
         # Host callbacks receive arrays of the CPU backend.
         os.environ["JAX_PLATFORMS"] = f"{platforms},cpu"
         note(f"note: JAX_PLATFORMS={platforms} lacks cpu, which host callbacks need: added")
@@ -33,6 +42,10 @@ def prepare_platform(device_memory: int | None = None) -> None:
 
     try:
         jax.devices()
+        backend = jax.default_backend()
+        # The CPU that was added must not stand in for a platform that is not there.
+        if named and backend not in {BACKENDS.get(name, name) for name in named}:
+            raise RuntimeError(f"JAX would run on the {backend} backend")
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise Refused(
