@@ -12,7 +12,7 @@ from herald_jax.checkpoint import DTYPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Converts; returns the exit code: 0 done, 2 refused (one message on stderr)."""
+    """Converts; returns the exit code: 0 done, 2 refused (one message on stderr), 130 stopped."""
     parser = argparse.ArgumentParser(prog="checkpoints_convert", description=__doc__)
     parser.add_argument("src", metavar="SRC", help="folder with config.json and safetensors files")
     parser.add_argument("out", metavar="OUT", help="checkpoint directory to create")
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"interrupted: nothing was written to {options.out}", file=sys.stderr)
+        return 130
     if options.json:
         print(json.dumps(report.as_json()))
     else:

@@ -29,7 +29,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from herald_jax.checkpoint_folder import CheckpointError as CheckpointError
-from herald_jax.checkpoint_folder import building, first_line, storing
+from herald_jax.checkpoint_folder import building, first_line, storing, uninterrupted
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.sdar import SdarModel
@@ -84,7 +84,7 @@ class Writer:
         Raises:
           CheckpointError: the item cannot be written.
         """
-        with storing(self._path):
+        with storing(self._path), uninterrupted():
             _orbax().save(self._folder.absolute() / "params" / item, dict(arrays))
 
     def describe(

@@ -10,10 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 PREFIX = ".herald-unfinished-"
 MARK = "unfinished-checkpoint"
@@ -93,9 +96,7 @@ def building(path: Path, *, force: bool = False) -> Iterator[Path]:
                     os.replace(path, work / "old")
                 os.replace(new, path)
     finally:
-        # A thread of the array store may still write after an interruption: try again then.
-        for _ in range(3):
-            shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _clear_stale(path: Path) -> None:
@@ -114,6 +115,31 @@ def _clear_stale(path: Path) -> None:
                 shutil.rmtree(work)
         except (OSError, ValueError):
             continue  # Not marked, still being written, or not ours to read.
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends; a second one interrupts at once.
+
+    The array store's threads go on writing after an interruption, into a folder that is gone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Signals reach the main thread only.
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        caught.append((number, frame))
+        if len(caught) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if caught and callable(before):
+        before(*caught[0])
 
 
 def first_line(error: BaseException) -> str:

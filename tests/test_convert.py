@@ -450,6 +450,26 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(tmp_p
     assert len(parameters_of(tmp_path / "out")) == report.tensors
 
 
+def test_ctrl_c_in_the_middle_of_an_item_leaves_nothing(tmp_path):
+    """The array store's own threads included: nothing is written or said after the sentence."""
+    hf_folders.write(tmp_path / "hf", num_hidden_layers=2)
+    code = (
+        "import os, signal, sys; from herald_jax import checkpoint;"
+        "from checkpoints_convert.__main__ import main; make = checkpoint._orbax;"
+        "checkpoint._orbax = lambda: (os.kill(os.getpid(), signal.SIGINT), make())[1];"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "hf", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 130
+    assert done.stderr == f"interrupted: nothing was written to {tmp_path / 'out'}\n"
+    assert os.listdir(tmp_path) == ["hf"]
+
+
 _MEASURE = """
 import json, sys
 from checkpoints_convert import convert
