@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
+from host_kernels.checks import whole
 from host_kernels.threads import resolve_threads
 
 
@@ -20,9 +21,11 @@ class Arena:
         """Maps ``nbytes`` bytes.
 
         Raises:
+            TypeError: ``nbytes`` is not a whole number.
             ValueError: ``nbytes`` is negative.
             MemoryError: the system refuses the mapping.
         """
+        nbytes = whole("nbytes", nbytes)
         if nbytes < 0:
             raise ValueError(f"nbytes must not be negative, but is {nbytes}")
         refused = f"the system refuses to map {nbytes} bytes of host memory; ask for less"

@@ -5,8 +5,10 @@ Every refusal names the argument and says what it must be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import ml_dtypes
@@ -27,6 +29,27 @@ class RowShape:
     heads: int
     dim: int
     dtype: np.dtype[Any]
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number, Python's or NumPy's.
+
+    Raises:
+        TypeError: it is another thing, naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def check_scale(scale: object) -> None:
+    """Refuses a softmax scale that is not a finite number; None stands for the default."""
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale must be a number, not {scale!r}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, but is {scale}")
 
 
 def check_array(
@@ -104,6 +127,7 @@ def check_attend(
     budget: object,
     indices: object,
     sinks: int,
+    scale: float | None,
 ) -> RowShape:
     """Checks what ``attend_select`` and ``select`` have in common."""
     if not isinstance(q, np.ndarray) or q.ndim != 3:
@@ -129,8 +153,9 @@ def check_attend(
         "indices", indices, np.dtype(np.int32), (shape.slots, heads, capacity), written=True
     )
     check_between("budget", 0, wanted, capacity, "the last axis of indices")
-    if sinks < 0:
+    if whole("sinks", sinks) < 0:
         raise ValueError(f"sinks must not be negative, but is {sinks}")
+    check_scale(scale)
     return shape
 
 
@@ -148,6 +173,7 @@ def check_gather(
     kv: Extents, indices: object, counts: object, out_k: object, out_v: object, row_offset: int
 ) -> RowShape:
     """Checks everything about a gather but the indices themselves."""
+    whole("row_offset", row_offset)
     if not isinstance(out_k, np.ndarray) or out_k.ndim != 4:
         raise TypeError("out_k must be a NumPy array of shape [N, R, H_kv, D]")
     shape = check_extents(kv, int(out_k.shape[3]))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
-from host_kernels.checks import check_array
+from host_kernels.checks import check_array, whole
 from host_kernels.threads import resolve_threads, thread_count
 
 
@@ -108,5 +108,5 @@ def _check_bytes(name: str, array: NDArray[np.uint8], repeats: int) -> None:
     check_array(name, array, np.dtype(np.uint8), (size,))
     if size < 256:
         raise ValueError(f"{name} must have at least 256 bytes, not {size}")
-    if repeats < 1:
+    if whole("repeats", repeats) < 1:
         raise ValueError(f"repeats must be at least 1, but is {repeats}")

@@ -70,12 +70,14 @@ def attend_select(
     Returns:
         The attention output, float32 ``[N, H_q, D]``, zeros where nothing is attended; and the
         status, int32 ``[N]``: 0, or 1 where a score or an output was not finite. Such a slot has
-        zeros as output and selects the sinks and the most recent rows.
+        zeros as output and selects the sinks and the most recent rows. Where |q| or |k| come
+        near 3e38, products summed in fp32 may overflow, and the slot be reported so, though the
+        exact score is finite.
 
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it.
     """
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
     check_self(self_k, self_v, shape)
     out = np.zeros_like(q)
     status = _attend(
@@ -104,7 +106,7 @@ def select(
     Returns:
         The status, int32 ``[N]``: 0, or 1 where a score was not finite.
     """
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
     return _attend(
         shape, q, kv, attend_len, select_len, budget, indices, sinks, None, None, scale, None,
         threads,
@@ -136,7 +138,7 @@ def _attend(
         select_len,
         budget,
         indices,
-        min(sinks, 2**31 - 1),
+        min(int(sinks), 2**31 - 1),
         self_k,
         self_v,
         shape.dim**-0.5 if scale is None else scale,
@@ -180,7 +182,7 @@ def gather(
     apply_environment()
     rows = [_raw(extent) for extent in kv]
     _native.gather(
-        rows, indices, counts, _raw(out_k), _raw(out_v), row_offset, resolve_threads(threads)
+        rows, indices, counts, _raw(out_k), _raw(out_v), int(row_offset), resolve_threads(threads)
     )
 
 

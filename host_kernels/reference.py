@@ -106,7 +106,7 @@ def attend_select(
     threads: int | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """See ``host_kernels.attend_select``."""
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
     check_self(self_k, self_v, shape)
     out = np.zeros_like(q)
     status = np.zeros(shape.slots, np.int32)
@@ -141,7 +141,7 @@ def select(
     threads: int | None = None,
 ) -> NDArray[np.int32]:
     """See ``host_kernels.select``."""
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
     status = np.zeros(shape.slots, np.int32)
     for n, extent in enumerate(kv):
         weights = _softmax(q[n], extent, int(attend_len[n]), None, scale)

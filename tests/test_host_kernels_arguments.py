@@ -73,6 +73,10 @@ READ_ONLY.flags.writeable = False
         ({"indices": np.zeros((2, 2, 24), np.int32)[:, :, ::2]}, ValueError, "indices must be C-"),
         ({"indices": READ_ONLY}, ValueError, "indices must be writeable"),
         ({"sinks": -1}, ValueError, "sinks must not be negative"),
+        ({"sinks": 2.5}, TypeError, "sinks must be a whole number, not 2.5"),
+        ({"sinks": True}, TypeError, "sinks must be a whole number, not True"),
+        ({"scale": "x"}, TypeError, "scale must be a number, not 'x'"),
+        ({"scale": float("nan")}, ValueError, "scale must be finite, but is nan"),
     ],
 )
 def test_attend_refusals(
@@ -116,6 +120,8 @@ def test_gather_and_store_refusals(module: Any) -> None:
     indices = np.zeros((1, 2, 4), np.int32)
     with pytest.raises(ValueError, match="after row_offset"):
         module.gather(kv, indices, four, rows, rows.copy(), row_offset=2)
+    with pytest.raises(TypeError, match=r"row_offset must be a whole number, not 1\.5"):
+        module.gather(kv, indices, one, rows, rows.copy(), row_offset=1.5)
     with pytest.raises(ValueError, match="row_offset is 6"):
         module.gather(kv, indices, one, rows, rows.copy(), row_offset=6)
     with pytest.raises(ValueError, match=r"counts\[0\] is 5"):
@@ -134,3 +140,20 @@ def test_gather_and_store_refusals(module: Any) -> None:
     with pytest.raises(ValueError, match=r"kv\[0\] must be writeable"):
         module.store(kv, one, one, rows, rows)
     module.gather(kv, indices, four, rows, rows.copy())
+    module.gather(kv, indices, one, rows, rows.copy(), row_offset=np.int64(1))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    given = arguments()
+    hk.attend_select(**given, sinks=np.int32(2), scale=np.float32(0.5))
+    numpy_numbers = given["indices"].copy()
+    hk.attend_select(**given, sinks=2, scale=0.5)
+    np.testing.assert_array_equal(given["indices"], numpy_numbers)
+
+
+def test_arena_and_bandwidth_refusals() -> None:
+    for nbytes in (1.5, "4096", True):
+        with pytest.raises(TypeError, match="nbytes must be a whole number"):
+            hk.Arena(nbytes)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"repeats must be a whole number, not 1\.5"):
+        hk.read_bandwidth(np.zeros(4096, np.uint8), repeats=1.5)  # type: ignore[arg-type]
