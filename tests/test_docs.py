@@ -74,7 +74,4 @@ def test_the_python_example_runs() -> None:
         [sys.executable, "-c", example], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert {line.split()[0] for line in done.stdout.splitlines() if line[:2] in ("0 ", "1 ")} == {
-        "0",
-        "1",
-    }
+    assert "48213" in done.stdout

@@ -157,7 +157,7 @@ def generate(
     Results go to stdout, progress to stderr. With --json the last line of stdout is a summary.
     Examples:
 
-    herald generate --prompt "The guard lost the key." --stream
+    herald generate --prompt-file question.txt --stream
 
     herald generate --model sdar-8b --requests in.jsonl --output out.jsonl
 
@@ -231,7 +231,8 @@ def _requests(
     if requests is not None:
         return read_requests(requests)
     option = "--prompt" if prompt_file is None else f"--prompt-file {prompt_file}"
-    text = prompt if prompt_file is None else read_text(prompt_file, "--prompt-file")
+    # An editor ends a file with a newline that nobody means as a part of the prompt.
+    text = prompt if prompt_file is None else read_text(prompt_file, option).removesuffix("\n")
     assert text is not None
     check_text(text, option)
     # The id follows from the text, so that --output never takes one prompt for another.
