@@ -445,7 +445,8 @@ def test_demo_reports_both_methods(
 ) -> None:
     """The demo itself over shorter documents, which the real lengths would make slow."""
     module = sys.modules["herald_jax.cli.demo"]
-    for name, value in {"MEASURED_TOKENS": 384, "LONG_TOKENS": 512, "QUESTIONS": 2}.items():
+    sizes = {"MEASURED_TOKENS": 384, "LONG_TOKENS": 512, "QUESTIONS": 2, "CROSSING": 2}
+    for name, value in sizes.items():
         monkeypatch.setattr(module, name, value)
     assert main(["demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -457,6 +458,31 @@ def test_demo_reports_both_methods(
         assert source["herald"]["host_kv_bytes"] > 0 == source["dense"]["host_kv_bytes"]
         assert not source["dense"]["errors"] + source["herald"]["errors"]
     assert report["dense"]["total"] == report["herald"]["total"] == 2
-    assert report["dense"]["correct"] == sum(row["dense_correct"] for row in report["questions"])
+    crossing = report["crossing"]
+    for name in ("dense", "herald"):
+        right = [row[f"{name}_correct"] for row in report["questions"]]
+        assert report[name]["correct"] == sum(right)
+        assert all(
+            row[f"{name}_correct"] == (row[name] == row["answer"]) for row in crossing["questions"]
+        )
+        later = [row[f"{name}_correct"] for row in crossing["questions"]]
+        assert crossing[f"{name}_correct"] == sum(later)
+    assert crossing["total"] == len(crossing["questions"]) == 2
+    assert report["dense"]["correct"] == crossing["dense_correct"] == 2
     assert report["long_document"]["document_tokens"] >= 512
     assert report["document_tokens"] < 384
+
+
+@pytest.mark.skipif(not EMBEDDED.is_dir(), reason="the embedded model is not in this checkout")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_demo_answers_lie_where_it_says(seed: int) -> None:
+    """Which blocks hold an answer, by decoding the prompt and encoding it with its answer."""
+    module = sys.modules["herald_jax.cli.demo"]
+    backend = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    make = module.Maker(lambda text: backend.encode(text).ids, 32, seed)
+    for crosses, asked in ((False, make.task(512, 3).asked), (True, make.crossing(512))):
+        for item in asked:
+            text = f"{backend.decode(item.prompt)} {item.answer}"
+            assert item.question in text
+            last = len(backend.encode(text).ids) - 1
+            assert (last // 32 > len(item.prompt) // 32) == crosses, item.question
