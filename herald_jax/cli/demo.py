@@ -43,8 +43,8 @@ CROSSING_NOTE = (
     "its card)."
 )
 CPU_NOTE = (
-    "The device is the CPU here: both streams share its cores, and retrieval and its second pass "
-    "come on top, so that herald-draft is slower. This demo shows memory and answers; "
+    "The device is the CPU here: both streams share its cores, so retrieval and its second pass "
+    "are not hidden and tokens/s tells little. This demo shows memory and answers; "
     "docs/overlap.md measures speed on a GPU."
 )
 #: Characters of an answer that the table shows; --json has all.
