@@ -85,7 +85,10 @@ class Writer:
           CheckpointError: the item cannot be written.
         """
         with storing(self._path), uninterrupted():
-            _orbax().save(self._folder.absolute() / "params" / item, dict(arrays))
+            target = self._folder.absolute() / "params" / item
+            _orbax().save(target, dict(arrays))
+            # It names the folder of this machine, and only object stores need it.
+            (target / "commit_success.txt").unlink(missing_ok=True)
 
     def describe(
         self, config: ModelConfig, hf_config: Mapping[str, Any], dtype: str, tokenizer: Path | None

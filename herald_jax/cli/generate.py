@@ -232,7 +232,11 @@ def _requests(
         return read_requests(requests)
     option = "--prompt" if prompt_file is None else f"--prompt-file {prompt_file}"
     # An editor ends a file with a newline that nobody means as a part of the prompt.
-    text = prompt if prompt_file is None else read_text(prompt_file, option).removesuffix("\n")
+    text = (
+        prompt
+        if prompt_file is None
+        else read_text(prompt_file, "--prompt-file").removesuffix("\n")
+    )
     assert text is not None
     check_text(text, option)
     # The id follows from the text, so that --output never takes one prompt for another.

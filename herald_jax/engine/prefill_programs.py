@@ -36,14 +36,14 @@ class PrefillPrograms:
         """The ``count`` best of rows [0, select_len), sinks first, ties by the lower index.
 
         Args:
-          scores: float32 [H_kv, R], not negative.
+          scores: float32 [H_kv, R], finite.
 
         Returns:
           int32 [H_kv, count] in descending order; what lies past ``select_len`` comes last.
         """
         row = jnp.arange(scores.shape[1])
         scores = jnp.where(row < self.sinks, jnp.inf, scores)
-        _, best = jax.lax.top_k(jnp.where(row < select_len, scores, -1.0), count)
+        _, best = jax.lax.top_k(jnp.where(row < select_len, scores, -jnp.inf), count)
         return best
 
     def chunk(
