@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from herald_jax.cli.console import Progress, note, refusals
+from herald_jax.cli.console import Progress, Refused, note, refusals
 from herald_jax.cli.options import Json
 from herald_jax.cli.platform import prepare_platform
 from herald_jax.kv.host_memory import format_bytes
@@ -34,6 +34,8 @@ LONG_TOKENS = 8192
 QUESTIONS, CROSSING, LONG_QUESTIONS = 6, 4, 1
 TOKENS_PER_FACT = 64
 ANSWER_TOKENS = 32
+#: Documents made at most in search of answers in the right place.
+ATTEMPTS = 500
 #: A crossing answer has at most this many tokens in the first generated block, and more in all.
 BEFORE_CROSSING = 3
 CROSSING_NOTE = (
@@ -151,26 +153,29 @@ class Maker:
         at least ``tokens`` itself, so that its length is not overstated.
         """
         rng = random.Random(f"demo/{tokens}/{self.seed}")
-        while True:
+        for _ in range(ATTEMPTS):
             document = self._document(rng, tokens)
             # The end of text takes one more place.
             near = [asked for asked, room, size in self._asked(document) if size < room]
             if len(near) >= count:
                 length = len(self.encode(document.text))
                 return Task(length, len(document.questions), rng.sample(near, count))
+        raise Refused(f"no document of {tokens} tokens has {count} answers within a block")
 
     def crossing(self, tokens: int) -> list[Asked]:
         """Questions, a document each, whose answers go on in the second generated block."""
         rng = random.Random(f"demo/crossing/{tokens}/{self.seed}")
         found: list[Asked] = []
-        while len(found) < CROSSING:
+        for _ in range(ATTEMPTS):
             # Documents end within a sentence of their length, so that it decides the place.
             document = self._document(rng, tokens - rng.randrange(self.block))
             for asked, room, size in self._asked(document):
                 if room <= BEFORE_CROSSING < size and asked.answer.isdigit():
                     found.append(asked)
                     break
-        return found
+            if len(found) == CROSSING:
+                return found
+        raise Refused(f"no documents of {tokens} tokens have {CROSSING} answers that cross a block")
 
     def _document(self, rng: random.Random, tokens: int) -> Document:
         from herald_jax.training.tasks import make_document
