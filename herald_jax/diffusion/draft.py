@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Place = TypeVar("Place", np.ndarray, jax.Array)
 
 
 def draft(tokens: jax.Array, masked: jax.Array, argmax: jax.Array) -> jax.Array:
@@ -19,3 +24,13 @@ def draft(tokens: jax.Array, masked: jax.Array, argmax: jax.Array) -> jax.Array:
       int32 [N, B].
     """
     return jnp.where(masked, argmax, tokens)
+
+
+def representative_position(start: Place, block_size: int) -> Place:
+    """The centre of the next block, where the representative query stands (paper IV-A2).
+
+    Args:
+      start: first position of the current block, NumPy or JAX, any shape.
+      block_size: B.
+    """
+    return start + block_size + block_size // 2

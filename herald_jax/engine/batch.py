@@ -112,7 +112,7 @@ class Batch:
         budget = np.array([self.budget.entries(int(n)) for n in select_len], np.int32)
         fetched = np.minimum(np.ceil(budget * candidates_ratio), select_len).astype(np.int32)
         drafted = block if attends_draft else 0
-        nothing = np.zeros((shape.kv_heads, 0, 2, shape.head_dim), shape.dtype)
+        nothing = shape.nothing
         extents = [
             [
                 slot.booking.extents[layer]

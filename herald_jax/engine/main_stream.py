@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from herald_jax.diffusion.draft import draft
+from herald_jax.diffusion.draft import draft, representative_position
 from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, Decision, Decoding, StepPrograms
@@ -150,9 +150,6 @@ class MainStream:
                 wait_ready(self._queued.popleft(), self.timeout, "a program of the main stream")
         return x
 
-    def _embed(self, tokens: jax.Array) -> jax.Array:
-        return self.stack.on_shell(self.programs.embed)(tokens)
-
     def _decide(self, x: jax.Array, state: BlockState, decoding: Decoding, step: int) -> Decision:
         return self.stack.on_shell(self.programs.decide)(x, state, decoding, np.int32(step))
 
@@ -169,7 +166,7 @@ class MainStream:
     def _plain(
         self, state: BlockState, decoding: Decoding, lengths: jax.Array, step: int
     ) -> Decision:
-        x = self._exact(self._embed(state.tokens), state)
+        x = self._exact(self.stack.embed(state.tokens), state)
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.pool_step, group, donate=[0])
             x, self.cache.pool[part] = program(self.cache.pool[part], x, state.positions, lengths)
@@ -189,7 +186,7 @@ class MainStream:
         queries: list[jax.Array] | None = None
         if refines or (lookahead is not None and lookahead.queries):
             queries = []
-            x = self._exact(self._embed(state.tokens), state)
+            x = self._exact(self.stack.embed(state.tokens), state)
             for group, part in self._pool_parts():
                 program = self.stack.on_layers(
                     self.programs.first_step, group, donate=[] if refines else [0]
@@ -218,7 +215,7 @@ class MainStream:
     ) -> Decision:
         mask_id = self.programs.config.mask_token_id
         tokens, positions = _pair_inputs(state, argmax, mask_id)
-        x = self._embed(tokens)
+        x = self.stack.embed(tokens)
         row = state.positions[:, -1] + 1 if lookahead.attends_draft else state.start
         for group in self.exact_groups:
             program = self.stack.on_layers(self.programs.exact_pair, group, donate=[0])
@@ -257,7 +254,7 @@ def _pair_inputs(state: BlockState, argmax: jax.Array, mask_id: int) -> tuple[ja
     drafted = draft(state.tokens, state.masked, argmax)
     representative = jnp.full_like(state.start, mask_id)[:, None]
     tokens = jnp.concatenate([state.tokens, drafted, representative], axis=1)
-    centre = (state.start + block + block // 2)[:, None]
+    centre = representative_position(state.start, block)[:, None]
     return tokens, jnp.concatenate([positions, positions, centre], axis=1)
 
 

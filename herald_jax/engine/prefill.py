@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import numpy as np
 
 import host_kernels
@@ -92,7 +90,7 @@ class Prefill:
         for start in range(0, len(tokens), self.chunk):
             part = np.zeros((1, self.chunk), np.int32)
             part[0, : len(tokens) - start] = tokens[start : start + self.chunk]
-            x = self.stack.on_shell(_embed)(part)
+            x = self.stack.embed(part)
             fresh: list[Buffer] = []
             for group in self.exact_groups + self.sparse_groups:
                 program = self.stack.on_layers(self.programs.chunk, group, donate=[0])
@@ -126,7 +124,7 @@ class Prefill:
         start = np.int32(slot.start)
         select_len = max(0, slot.start - block)
         slot.selected = self.budget.entries(select_len)
-        x = self.stack.on_shell(_embed)(tokens[None])
+        x = self.stack.embed(tokens[None])
         for group in self.exact_groups:
             program = self.stack.on_layers(self.programs.first_block_exact, group)
             x = program(buffers[group.first : group.last], x, start)
@@ -158,7 +156,3 @@ class Prefill:
                 return None
             parts.append(part)
         return np.stack(parts)
-
-
-def _embed(shell: Any, tokens: jax.Array) -> jax.Array:
-    return shell.embed(tokens)

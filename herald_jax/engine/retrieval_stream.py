@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import host_kernels
+from herald_jax.diffusion.draft import representative_position
 from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
@@ -116,7 +117,7 @@ class RetrievalStream:
         """
         layers = self.shape.sparse_layers
         block = self.shape.block_size
-        positions = (job.start + block + block // 2).astype(np.int32)[:, None]
+        positions = representative_position(job.start, block).astype(np.int32)[:, None]
         retrieval = Retrieval(
             job,
             rows,
@@ -217,16 +218,10 @@ class RetrievalStream:
         layers = (layer for group in rows.groups for layer in np.asarray(group))
         for index, (keys, values) in enumerate(layers):
             extents = [
-                booking.extents[index] if booking is not None and alive else self.nothing
+                booking.extents[index] if booking is not None and alive else self.shape.nothing
                 for booking, alive in zip(bookings, live, strict=True)
             ]
             host_kernels.store(extents, start, counts, keys[first:last], values[first:last])
-
-    @property
-    def nothing(self) -> np.ndarray:
-        """The extent of a slot that does not take part: no rows."""
-        shape = (self.shape.kv_heads, 0, 2, self.shape.head_dim)
-        return np.zeros(shape, self.shape.dtype)
 
     def _select(self, retrieval: Retrieval, part: SelectionJob, stream: int) -> Any:
         """Yields each sparse layer once its indices are there."""

@@ -55,7 +55,7 @@ class Session:
             # The main stream and the retrieval threads need cores of their own to keep the
             # device's queue filled.
             host_kernels.set_thread_count(max(1, host_kernels.thread_count() - SPARE_CORES))
-        self.config, self.shape, self.selector = config, shape, selector
+        self.model, self.config, self.shape, self.selector = model, config, shape, selector
         self.generation, self.timeline = generation, timeline
         self.batch = Batch(shape, model.mask_token_id, config.budget, config.sinks, device)
         self.cache = DeviceCache(shape, device)
@@ -71,15 +71,7 @@ class Session:
         depth = (2 if accelerator else 0) if config.queue_depth is None else config.queue_depth
         self.main = MainStream(
             stack,
-            StepPrograms(
-                model,
-                sinks=config.sinks,
-                selected=shape.selected,
-                rule=generation.rule,
-                confidence=generation.confidence,
-                sampled=generation.temperature > 0,
-                ban_mask=generation.ban_mask,
-            ),
+            self._step_programs(generation),
             self.cache,
             layer_group=group,
             queue_depth=depth,
@@ -113,14 +105,19 @@ class Session:
 
     def serves(self, rows: int, generation: GenerationConfig) -> bool:
         """Whether requests of ``rows`` positions fit and the compiled decoding rule is the same."""
-        return self.shape.rows >= rows and self._compiled(generation) == self._compiled(
-            self.generation
-        )
+        same = self._step_programs(generation) == self.main.programs
+        return same and self.shape.rows >= rows
 
-    @staticmethod
-    def _compiled(generation: GenerationConfig) -> tuple[object, ...]:
-        sampled = generation.temperature > 0
-        return generation.rule, generation.confidence, sampled, generation.ban_mask
+    def _step_programs(self, generation: GenerationConfig) -> StepPrograms:
+        return StepPrograms(
+            self.model,
+            sinks=self.config.sinks,
+            selected=self.shape.selected,
+            rule=generation.rule,
+            confidence=generation.confidence,
+            sampled=generation.temperature > 0,
+            ban_mask=generation.ban_mask,
+        )
 
     @property
     def host_kv_bytes(self) -> int:

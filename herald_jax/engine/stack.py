@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,14 @@ class LayerStack:
             self._programs[key] = jax.jit(run)
         program = self._programs[key]
         return lambda *args: program(self.shell, *args)
+
+    def embed(self, tokens: ArrayLike) -> jax.Array:
+        """int32 [N, S] -> [N, S, hidden]."""
+        return self.on_shell(_embed)(tokens)
+
+
+def _embed(shell: Any, tokens: jax.Array) -> jax.Array:
+    return shell.embed(tokens)
 
 
 def _identity(body: Callable[..., Any]) -> tuple[Any, ...]:

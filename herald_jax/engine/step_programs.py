@@ -103,10 +103,6 @@ class StepPrograms:
         """B."""
         return self.config.block_size
 
-    def embed(self, shell: Any, tokens: jax.Array) -> jax.Array:
-        """int32 [N, S] -> [N, S, hidden]."""
-        return shell.embed(tokens)
-
     def decide(
         self, shell: Any, x: jax.Array, state: BlockState, decoding: Decoding, step: jax.Array
     ) -> Decision:

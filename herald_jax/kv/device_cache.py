@@ -37,6 +37,11 @@ class CacheShape:
     dtype: np.dtype
 
     @property
+    def nothing(self) -> np.ndarray:
+        """The extent [H_kv, 0, 2, D] of a slot that takes no part in a selection."""
+        return np.zeros((self.kv_heads, 0, 2, self.head_dim), self.dtype)
+
+    @property
     def pool_rows(self) -> int:
         """Rows of a pool at a block boundary: own block, tail, candidates."""
         return 2 * self.block_size + self.candidates

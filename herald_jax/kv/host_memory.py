@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
@@ -74,8 +73,3 @@ def format_bytes(count: int | float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1000
     return f"{value:.2f} TB"
-
-
-def page_size() -> int:
-    """Bytes of a base page."""
-    return os.sysconf("SC_PAGE_SIZE")

@@ -46,10 +46,6 @@ class ModelConfig:
         """G, query heads served by one KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def kv_bytes_per_token(self, itemsize: int = 2) -> int:
-        """Bytes of K and V for one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
-
     def check(self) -> None:
         """Refuses values that no network could have.
 

@@ -82,11 +82,6 @@ def atoms_of(text: str) -> tuple[str, ...]:
     return tuple(atoms)
 
 
-def question_text(attribute: str, key: str) -> str:
-    """The question about one fact, as asked in training."""
-    return f"What is the {attribute} of the {key}?"
-
-
 def prompt_text(document: str, question: str) -> str:
     """Joins document and question exactly as in training; the answer follows after a space."""
     return f"{document.rstrip()}\n\nQuestion: {question}\nAnswer:"
