@@ -1,0 +1,163 @@
+"""Ways to estimate which rows a block will attend: pure functions on arrays.
+
+P counts the rows that may be selected, K the budgets that are compared, H the KV heads.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.typing import ArrayLike
+
+from herald_jax.models import attention
+from herald_jax.models.layers import rotary_angles, rotate
+from herald_jax.selection.job import SINKS
+
+Index = Literal["bf16", "int8 token", "int4 token", "int4 channel"]
+INDEXES: tuple[Index, ...] = ("bf16", "int8 token", "int4 token", "int4 channel")
+#: Tokens that share a channel's scale in the per-channel index.
+GROUP = 32
+
+
+@jax.jit
+def importance(q: jax.Array, keys: jax.Array, length: ArrayLike, voters: ArrayLike) -> jax.Array:
+    """Importance of every row: mean over voting positions of softmax mass, summed over G heads.
+
+    Args:
+      q: [S, H_q, D]; ``voters``: bool [S].
+      keys: [R, H, D]; ``length``: how many of them are attended.
+
+    Returns:
+      float32 [H, R], zero beyond ``length``.
+    """
+    lengths, votes = jnp.asarray(length)[None], jnp.asarray(voters)[None]
+    return attention.importance(q[None], keys[None], lengths, votes)[0]
+
+
+@jax.jit
+def probabilities(q: jax.Array, keys: jax.Array, length: ArrayLike) -> jax.Array:
+    """Softmax of every query over ``keys[:length]``: float32 [H, S * G, R], positions outermost."""
+    packed = attention.pack(q[None], keys.shape[1])[0]
+    scores = jnp.einsum(
+        "shd,rhd->hsr",
+        packed.astype(jnp.float32),
+        keys.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    scores = scores * keys.shape[-1] ** -0.5
+    return jax.nn.softmax(jnp.where(jnp.arange(keys.shape[0]) < length, scores, -jnp.inf))
+
+
+@jax.jit
+def merge(q: jax.Array, voters: ArrayLike) -> jax.Array:
+    """Mean query over the voting positions: [S, H_q, D], bool [S] -> float32 [1, H_q, D]."""
+    votes = jnp.asarray(voters, jnp.float32)[:, None, None]
+    return ((q.astype(jnp.float32) * votes).sum(0) / votes.sum(0))[None]
+
+
+def advance(q: jax.Array, positions: int, theta: float) -> jax.Array:
+    """Moves post-RoPE queries [S, H_q, D] by ``positions``, as if they stood there."""
+    return rotate(q, rotary_angles(jnp.array([positions]), q.shape[-1], theta))
+
+
+def ranks(scores: np.ndarray, sinks: int = SINKS) -> np.ndarray:
+    """Rank of every row [..., P] in descending order; sinks lead, ties go to the lower row."""
+    scores = np.array(scores, np.float32)
+    scores[..., :sinks] = np.inf
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    result = np.empty(order.shape, np.int32)
+    places = np.broadcast_to(np.arange(order.shape[-1], dtype=np.int32), order.shape)
+    np.put_along_axis(result, order, places, axis=-1)
+    return result
+
+
+def top(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The ``counts`` [K] best rows of scores [H, P] or [K, H, P]: bool [K, H, P]."""
+    return ranks(scores) < counts[:, None, None]
+
+
+def rerank(scores: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The ``counts`` [K] best of the candidates bool [K, H, P] by scores [H, P] or [K, H, P]."""
+    return top(np.where(candidates, scores, -np.inf), counts)
+
+
+def refine(attended: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Keeps the best candidates by queries that attend candidates, tail and own block alone.
+
+    Restricting a softmax divides it by what is left of it, so no score is computed again.
+
+    Args:
+      attended: float32 [H, V, R], probabilities of the voting queries over everything; the rows
+        beyond P (tail and own block) are always attended.
+      candidates: bool [K, H, P].
+      counts: int [K], how many are kept.
+
+    Returns:
+      bool [K, H, P].
+    """
+    rows = candidates.shape[-1]
+    prefix, rest = attended[..., :rows], attended[..., rows:].sum(-1)
+    left = prefix @ candidates.transpose(1, 2, 0).astype(np.float32) + rest[..., None]
+    scores = (1 / np.maximum(left, 1e-30)).transpose(0, 2, 1) @ prefix
+    return rerank(scores.transpose(1, 0, 2), candidates, counts)
+
+
+def quantise_keys(keys: np.ndarray, index: Index) -> np.ndarray:
+    """What an index of that precision keeps of keys [P, H, D], as float32.
+
+    "token" has one scale per key, symmetric; "channel" has a scale and a zero point per channel
+    for each group of 32 tokens (KIVI).
+    """
+    keys = np.asarray(keys, np.float32)
+    if index == "bf16":
+        return keys.astype(ml_dtypes.bfloat16).astype(np.float32)
+    if index == "int8 token":
+        return _symmetric(keys, 127)
+    if index == "int4 token":
+        return _symmetric(keys, 7)
+    rows, heads, dim = keys.shape
+    padded = np.pad(keys, ((0, -rows % GROUP), (0, 0), (0, 0)), mode="edge")
+    groups = padded.reshape(-1, GROUP, heads, dim)
+    low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
+    scale = np.maximum((high - low) / 15, 1e-12)
+    return (np.rint((groups - low) / scale) * scale + low).reshape(padded.shape)[:rows]
+
+
+def quantise_query(q: np.ndarray, index: Index) -> np.ndarray:
+    """The query [..., D] as that index's scan uses it: bf16, or int8 with a scale per head."""
+    q = np.asarray(q, np.float32)
+    if index == "bf16":
+        return q.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return _symmetric(q, 127)
+
+
+def _symmetric(values: np.ndarray, levels: int) -> np.ndarray:
+    """Rounded to integers within +-``levels`` of a scale per vector (last axis)."""
+    scale = np.maximum(np.abs(values).max(-1, keepdims=True) / levels, 1e-12)
+    return np.asarray(np.rint(values / scale) * scale)
+
+
+def judge(
+    chosen: np.ndarray, wanted: np.ndarray, mass: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """How much of each reference's set, and of its attention, each selection holds.
+
+    Args:
+      chosen: bool [E, K, H, P], E selections.
+      wanted: bool [T, K, H, P], the sets of T references.
+      mass: float32 [T, H, P], importance for each reference.
+
+    Returns:
+      recall |A & R| / |R| and mass, attention on A over attention on R: float32 [E, T, K, H].
+    """
+    sets = chosen.transpose(1, 2, 0, 3).astype(np.float32)
+    targets = wanted.transpose(1, 2, 3, 0).astype(np.float32)
+    weights = mass.transpose(1, 2, 0)[None]
+    recall = sets @ targets / targets.sum(2)[:, :, None]
+    captured = sets @ weights / np.maximum((targets * weights).sum(2)[:, :, None], 1e-30)
+    back = (2, 3, 0, 1)
+    return recall.transpose(back), captured.transpose(back)

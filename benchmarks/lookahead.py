@@ -1,0 +1,215 @@
+"""Every way to select for block n+1 while block n is denoised, judged on one dense trajectory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import estimators
+from benchmarks.trajectories import Ahead, Block, Network, Trajectory, look_ahead
+from herald_jax.kv.budget import Budget
+
+#: What block n is while a selector looks ahead, for one query and for all B of them. The last of
+#: each is only known once block n is done; ``mage`` selects at step 0 of block n+1 itself.
+ONE_QUERY: dict[Ahead, str] = {
+    "omitted": "centre",
+    "drafted": "herald-draft",
+    "completed": "centre-completed",
+}
+ALL_QUERIES: dict[Ahead, str] = {"omitted": "mage-omitted", "drafted": "mage-drafted"}
+#: Steps of block n whose queries are merged; "done" is its commit pass, all positions.
+MERGE_STEPS = ("first", "middle", "last", "done")
+#: Recall and mass of [pairs] x [sparse layers, KV heads, budgets, 2].
+Units = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compared: budgets as fractions of the prefix, and C / K above 1."""
+
+    budgets: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+
+def label(selector: str, reference: str, **more: Any) -> str:
+    """The name of one comparison: a JSON object of what identifies its rows."""
+    return json.dumps({"selector": selector, "reference": reference} | more)
+
+
+def entries(case: Case, prefix: int) -> np.ndarray:
+    """K of every budget, int [K]."""
+    return np.array([Budget(fraction).entries(prefix) for fraction in case.budgets])
+
+
+def measure(network: Network, trajectory: Trajectory, number: int, case: Case, seed: int) -> Units:
+    """Judges every selector for the block after ``trajectory.blocks[number]``.
+
+    Rows before block n may be selected; block n is then the tail, which is always attended.
+
+    Args:
+      network, trajectory: as decoded.
+      number: index of block n among the decoded ones.
+      case: budgets and candidate ratios.
+      seed: of the random control.
+
+    Returns:
+      Per label, float32 [sparse layers, H, budgets, 2]: recall and mass.
+    """
+    now, following = trajectory.blocks[number : number + 2]
+    seen = {
+        (name, ahead): look_ahead(network, trajectory, now, ahead, count)
+        for names, count in ((ONE_QUERY, 1), (ALL_QUERIES, network.config.block_size))
+        for ahead, name in names.items()
+    }
+    layers = []
+    for layer in range(network.config.exact_layers, network.config.num_layers):
+        view = LayerView(network, trajectory, now, following, layer, case)
+        ahead = {}
+        for (name, _), (made, length) in seen.items():
+            everyone = np.ones(made.queries.shape[1], bool)
+            ahead[name] = view.score(made.queries[layer], everyone, made.cache[layer][0][0], length)
+        layers.append(view.compare(ahead, seed + layer))
+    return {name: np.stack([found[name] for found in layers]) for name in layers[0]}
+
+
+class LayerView:
+    """One layer of two consecutive blocks: references, selections, and how they agree."""
+
+    def __init__(
+        self,
+        network: Network,
+        trajectory: Trajectory,
+        now: Block,
+        following: Block,
+        layer: int,
+        case: Case,
+    ) -> None:
+        self.config, self.case, self.layer = network.config, case, layer
+        self.now, self.following = now, following
+        self.prefix = now.start
+        self.keys = trajectory.cache[layer][0][0]
+        self.counts = entries(case, self.prefix)
+        self.oracle = np.stack([self._attended(step) for step in range(following.steps)])
+
+    def score(
+        self, q: jax.Array, voters: np.ndarray, keys: jax.Array | None = None, length: int = 0
+    ) -> np.ndarray:
+        """Importance float32 [H, P]; over the prefix alone unless ``keys`` say otherwise."""
+        if keys is None:
+            keys, length = self.keys, self.prefix
+        return np.asarray(estimators.importance(q, keys, length, voters))[:, : self.prefix]
+
+    def _buffer(self, step: int) -> tuple[jax.Array, int]:
+        """Keys that block n+1 attends at a step, its own at their rows, and how many."""
+        own = self.following.keys[step][self.layer]
+        start = self.following.start
+        return jax.lax.dynamic_update_slice_in_dim(self.keys, own, start, 0), start + len(own)
+
+    def _attended(self, step: int) -> np.ndarray:
+        """What the masked positions of block n+1 attend at a step: float32 [H, P]."""
+        voters = self.following.masked[step]
+        return self.score(self.following.queries[step][self.layer], voters, *self._buffer(step))
+
+    def compare(self, ahead: dict[str, np.ndarray], seed: int) -> Units:
+        """Judges the selections by both oracles, and key indexes by the exact scan.
+
+        Args:
+          ahead: scores [H, P] of the selectors that look ahead with [MASK] queries.
+          seed: of the random control.
+
+        Returns:
+          Per label, float32 [H, budgets, 2].
+        """
+        sets: list[np.ndarray] = []
+        described: list[dict[str, Any]] = []
+
+        def add(selected: np.ndarray, selector: str, **more: Any) -> None:
+            sets.append(selected)
+            described.append({"selector": selector} | more)
+
+        heads, counts = self.config.num_kv_heads, self.counts
+        scores = ahead | {"mage": self.oracle[0]}
+        scores["random"] = np.random.default_rng((seed, self.prefix)).random((heads, self.prefix))
+        scores["window"] = np.tile(np.arange(self.prefix, dtype=np.float32), (heads, 1))
+        for name, values in scores.items():
+            add(estimators.top(values, counts), name)
+        merged = []
+        for values, more in self._merged():
+            add(estimators.top(values, counts), "merged", **more)
+            merged.append(values)
+        values, attended = merged[0], self._first_probabilities()
+        for candidates, ratio in self._candidates(values):
+            add(candidates, "merged", candidates_ratio=ratio, refined=False)
+            refined = estimators.refine(attended, candidates, counts)
+            add(refined, "merged", candidates_ratio=ratio, refined=True)
+        references = np.stack([estimators.top(mass, counts) for mass in self.oracle])
+        recall, mass = estimators.judge(np.stack(sets), references, self.oracle)
+        both = np.stack([recall, mass], axis=-1).swapaxes(2, 3)
+        found: Units = {}
+        for description, unit in zip(described, both, strict=True):
+            found[label(reference="first step", **description)] = unit[0]
+            found[label(reference="every step", **description)] = unit.mean(axis=0)
+        return found | self._indexes(values)
+
+    def _merged(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        """Scores of every merge of block n's queries; what herald-merged does comes first."""
+        now, size, theta = self.now, self.config.block_size, self.config.rope_theta
+        at = {"first": 0, "middle": now.steps // 2, "last": now.steps - 1, "done": now.steps}
+        for step in MERGE_STEPS:
+            voters = now.masked[at[step]] if step != "done" else np.ones(size, bool)
+            for rotation in (True, False):
+                q = now.queries[at[step]][self.layer]
+                if rotation:
+                    q = estimators.advance(q, size, theta)
+                one = estimators.merge(q, voters)
+                more = {"step": step, "rotation": rotation}
+                yield self.score(one, np.ones(1, bool)), more | {"mean_of": "queries"}
+                if step == "first":
+                    yield self.score(q, voters), more | {"mean_of": "softmax"}
+        own = estimators.merge(self.following.queries[0][self.layer], self.following.masked[0])
+        more = {"step": "next block", "rotation": False, "mean_of": "queries"}
+        yield self.score(own, np.ones(1, bool)), more
+
+    def _candidates(self, scores: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
+        """The C best rows bool [K, H, P] for each C / K."""
+        rank = estimators.ranks(scores)
+        for ratio in self.case.ratios:
+            most = [min(self.prefix, math.ceil(ratio * count)) for count in self.counts]
+            yield rank < np.array(most)[:, None, None], ratio
+
+    def _first_probabilities(self) -> np.ndarray:
+        """float32 [H, V, R] of block n+1's masked queries at step 0."""
+        voters = np.repeat(self.following.masked[0], self.config.group_size)
+        q = self.following.queries[0][self.layer]
+        return np.asarray(estimators.probabilities(q, *self._buffer(0)))[:, voters]
+
+    def _indexes(self, exact: np.ndarray) -> Units:
+        """Key indexes under the merged query against its exact scan, alone and re-ranked."""
+        now, size = self.now, self.config.block_size
+        q = estimators.advance(now.queries[0][self.layer], size, self.config.rope_theta)
+        one = np.asarray(estimators.merge(q, now.masked[0]))
+        keys, counts = np.asarray(self.keys[: self.prefix]), self.counts
+        wanted = estimators.top(exact, counts)
+        selections, names = [], []
+        for index in estimators.INDEXES:
+            stored = np.zeros(self.keys.shape, np.float32)
+            stored[: self.prefix] = estimators.quantise_keys(keys, index)
+            query = jnp.asarray(estimators.quantise_query(one, index))
+            scores = self.score(query, np.ones(1, bool), jnp.asarray(stored), self.prefix)
+            candidates = estimators.top(scores, np.minimum(2 * counts, self.prefix))
+            for ratio, selected in (
+                (1.0, estimators.top(scores, counts)),
+                (2.0, estimators.rerank(exact, candidates, counts)),
+            ):
+                selections.append(selected)
+                names.append(label("merged", "exact scan", index=index, candidates_ratio=ratio))
+        recall, mass = estimators.judge(np.stack(selections), wanted[None], exact[None])
+        both = np.stack([recall[:, 0], mass[:, 0]], axis=-1).swapaxes(1, 2)
+        return dict(zip(names, both, strict=True))

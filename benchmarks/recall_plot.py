@@ -1,0 +1,151 @@
+"""The picture of the study of recall: six panels, one context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+REFERENCES = {"first step": "step-0 oracle", "every step": "per-step oracle"}
+CURVES = (
+    "mage",
+    "mage-drafted",
+    "centre-completed",
+    "herald-draft",
+    "centre",
+    "window",
+    "random",
+)
+MERGED: Row = {"step": "first", "rotation": True, "mean_of": "queries"}
+REFINED: Row = {"selector": "merged", "refined": True, "candidates_ratio": 2.0}
+
+
+def find(rows: Sequence[Row], **wanted: Any) -> list[Row]:
+    """Rows over all layers that have these values; what is not asked for is as in a plain row."""
+    wanted = {"layer": "all", "bucketed_by": None} | wanted
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
+    """Draws the longest context of ``rows``; bars are at ``budget``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    context = max(row["context"] for row in rows)
+    rows = [row for row in rows if row["context"] == context]
+    here = [row for row in rows if row["budget"] == budget]
+    figure, axes = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
+    for axis, reference in zip(axes[0, :2], REFERENCES, strict=True):
+        _curves(axis, rows, reference)
+    _buckets(axes[0, 2], here)
+    _ratios(axes[1, 0], here)
+    _merges(axes[1, 1], here)
+    _indexes(axes[1, 2], here)
+    for axis in axes.flat:
+        axis.set_ylabel("recall")
+        axis.set_ylim(0, 1.02)
+        axis.grid(axis="y", alpha=0.3)
+    name = rows[0]["model"]
+    figure.suptitle(
+        f"{name}, {context} tokens of context; bars and C / K at a budget of {budget:.1%}"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def _curves(axis: Any, rows: Sequence[Row], reference: str) -> None:
+    """Recall against budget."""
+    lines: dict[str, Row] = {name: {"selector": name} for name in CURVES}
+    lines |= {"merged": {"selector": "merged", **MERGED}, "merged, C/K 2, refined": REFINED}
+    for index, (name, wanted) in enumerate(lines.items()):
+        found = find(rows, reference=reference, **wanted)
+        style = "--" if name in ("window", "random") else "-"
+        axis.plot(
+            [100 * row["budget"] for row in found],
+            [row["recall"] for row in found],
+            style,
+            marker="o",
+            markersize=3,
+            color=f"C{index}",
+            label=name,
+        )
+    shares = sorted({row["budget"] for row in rows})
+    axis.set_xscale("log")
+    axis.set_xticks([100 * share for share in shares], [f"{100 * share:g}" for share in shares])
+    axis.minorticks_off()
+    axis.set_xlabel("budget, % of the prefix")
+    axis.set_title(f"against the {REFERENCES[reference]}")
+    axis.legend(fontsize=8)
+
+
+def _bars(axis: Any, groups: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
+    """Grouped bars; a series has a height for each group."""
+    width = 0.8 / len(series)
+    for index, (name, heights) in enumerate(series.items()):
+        at = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        axis.bar(at, heights, width * 0.9, label=name)
+    axis.set_xticks(range(len(groups)), groups, fontsize=8)
+    axis.legend(fontsize=8, loc="lower right")
+
+
+def _buckets(axis: Any, rows: Sequence[Row]) -> None:
+    """Block n omitted, drafted or completed, bucketed by recall with it omitted (paper Fig. 7)."""
+    found = find(rows, reference="every step", bucketed_by="centre")
+    buckets = [row["bucket"] for row in found if row["selector"] == "centre"]
+    counts = [row["n"] for row in found if row["selector"] == "centre"]
+    names = {"omitted": "centre", "drafted": "herald-draft", "completed": "centre-completed"}
+    series = {
+        name: [row["recall"] for row in found if row["selector"] == selector]
+        for name, selector in names.items()
+    }
+    ends = zip(buckets, counts, strict=True)
+    _bars(axis, [f"{low:g} to {high:g}\nn = {n}" for (low, high), n in ends], series)
+    axis.set_xlabel("recall with block n omitted")
+    axis.set_title("centre query, block n omitted, drafted, completed")
+
+
+def _ratios(axis: Any, rows: Sequence[Row]) -> None:
+    """What more candidates are worth, before and after refinement."""
+    for reference, title in REFERENCES.items():
+        plain = find(rows, selector="merged", reference=reference, **MERGED)
+        for refined, style in ((False, "--"), (True, "-")):
+            found = find(rows, selector="merged", reference=reference, refined=refined)
+            # Merges and indexes have rows of their own.
+            found = plain + [row for row in found if row["candidates_ratio"] > 1]
+            axis.plot(
+                [row["candidates_ratio"] for row in found],
+                [row["recall"] for row in found],
+                style,
+                marker="o",
+                color="C0" if reference == "first step" else "C1",
+                label=f"{title}, {'refined to K' if refined else 'C candidates'}",
+            )
+    axis.set_xlabel("C / K")
+    axis.set_title("merged query: candidates and refinement")
+    axis.legend(fontsize=8, loc="lower right")
+
+
+def _merges(axis: Any, rows: Sequence[Row]) -> None:
+    """The step whose queries are merged, with and without rotation."""
+    steps = ("first", "middle", "last", "done")
+    series: dict[str, Sequence[float]] = {}
+    for rotation, name in ((True, "rotated by +B"), (False, "as is")):
+        wanted = {"rotation": rotation, "mean_of": "queries", "reference": "every step"}
+        series[name] = [find(rows, step=step, **wanted)[0]["recall"] for step in steps]
+    _bars(axis, steps, series)
+    axis.set_xlabel("step of block n whose queries are merged")
+    axis.set_title("merged query, against the per-step oracle")
+
+
+def _indexes(axis: Any, rows: Sequence[Row]) -> None:
+    """Key indexes against the exact scan with the same query."""
+    series: dict[str, Sequence[float]] = {}
+    found = find(rows, reference="exact scan")
+    for ratio, name in ((1.0, "alone"), (2.0, "best 2K re-ranked exactly")):
+        series[name] = [row["recall"] for row in found if row["candidates_ratio"] == ratio]
+    _bars(axis, list(dict.fromkeys(row["index"] for row in found)), series)
+    axis.set_title("merged query: key index against the exact scan")
