@@ -40,7 +40,7 @@ def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
     here = [row for row in rows if row["budget"] == budget]
     figure, axes = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
     for axis, reference in zip(axes[0, :2], REFERENCES, strict=True):
-        _curves(axis, rows, reference)
+        _curves(axis, rows, reference, budget)
     _buckets(axes[0, 2], here)
     _ratios(axes[1, 0], here)
     _merges(axes[1, 1], here)
@@ -57,8 +57,10 @@ def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _curves(axis: Any, rows: Sequence[Row], reference: str) -> None:
-    """Recall against budget."""
+def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> None:
+    """Recall against budget; the dotted line is mage at ``budget`` (paper Fig. 9)."""
+    (mage,) = find(rows, reference=reference, selector="mage", budget=budget)
+    axis.axhline(mage["recall"], linestyle=":", color="C0")
     lines: dict[str, Row] = {name: {"selector": name} for name in CURVES}
     lines |= {"merged": {"selector": "merged", **MERGED}, "merged, C/K 2, refined": REFINED}
     for index, (name, wanted) in enumerate(lines.items()):
