@@ -49,6 +49,9 @@ def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
         axis.set_ylabel("recall")
         axis.set_ylim(0, 1.02)
         axis.grid(axis="y", alpha=0.3)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
+        columns = 3 if len(axis.get_legend_handles_labels()[0]) > 4 else 2
+        axis.legend(fontsize=8, frameon=False, ncols=columns, handlelength=3, **below)
     name = rows[0]["model"]
     figure.suptitle(
         f"{name}, {context} tokens of context; bars and C / K at a budget of {budget:.1%}"
@@ -81,7 +84,6 @@ def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> No
     axis.minorticks_off()
     axis.set_xlabel("budget, % of the prefix")
     axis.set_title(f"against the {REFERENCES[reference]}")
-    axis.legend(fontsize=8)
 
 
 def _bars(axis: Any, groups: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
@@ -91,7 +93,6 @@ def _bars(axis: Any, groups: Sequence[str], series: Mapping[str, Sequence[float]
         at = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         axis.bar(at, heights, width * 0.9, label=name)
     axis.set_xticks(range(len(groups)), groups, fontsize=8)
-    axis.legend(fontsize=8, loc="lower right")
 
 
 def _buckets(axis: Any, rows: Sequence[Row]) -> None:
@@ -107,7 +108,7 @@ def _buckets(axis: Any, rows: Sequence[Row]) -> None:
     ends = zip(buckets, counts, strict=True)
     _bars(axis, [f"{low:g} to {high:g}\nn = {n}" for (low, high), n in ends], series)
     axis.set_xlabel("recall with block n omitted")
-    axis.set_title("centre query, block n omitted, drafted, completed")
+    axis.set_title("centre query: what block n is worth")
 
 
 def _ratios(axis: Any, rows: Sequence[Row]) -> None:
@@ -123,12 +124,12 @@ def _ratios(axis: Any, rows: Sequence[Row]) -> None:
                 [row["recall"] for row in found],
                 style,
                 marker="o",
+                markersize=3,
                 color="C0" if reference == "first step" else "C1",
                 label=f"{title}, {'refined to K' if refined else 'C candidates'}",
             )
     axis.set_xlabel("C / K")
     axis.set_title("merged query: candidates and refinement")
-    axis.legend(fontsize=8, loc="lower right")
 
 
 def _merges(axis: Any, rows: Sequence[Row]) -> None:
