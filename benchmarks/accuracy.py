@@ -5,7 +5,7 @@
 Every item is a fresh document and one question about it; an answer counts if it is exactly right.
 ``delta`` is the method's score less dense's on the same items, with a paired bootstrap interval of
 95%. Answers are kept beside the output (``accuracy.items.jsonl``), so that an interrupted run goes
-on where it stopped. ``chance`` answers with any value of the document.
+on where it stopped. ``chance`` gives the answer to another such question.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy as np
 
 from benchmarks.environment import arguments, write
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig, Result
-from herald_jax.training.evaluate import TASKS
-from herald_jax.training.tasks import make_document, prompt_text
+from herald_jax.training.tasks import TASKS, Item, make_item
 
 SEED = 2_000_003
 RESAMPLES = 2000
-ANSWER_TOKENS = 32
+ANSWER_TOKENS = 96
 CHUNK = 64
 
 
@@ -33,43 +32,39 @@ class Answers:
 
     def __init__(self, path: Path | None, engine: Engine) -> None:
         self.path, self.engine = path, engine
+        self._costs: dict[str, int] = {}
         self.right: dict[tuple[str, float, str, int, int], bool] = {}
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
                 *key, right = json.loads(line)
                 self.right[tuple(key)] = right  # type: ignore[index]
 
-    def item(self, task: str, tokens: int, facts: int, index: int) -> tuple[str, str, str]:
-        """Prompt, right answer and a value of the document drawn at random."""
-        assert self.engine.tokenizer is not None
-        encode = self.engine.tokenizer.encode
+    def item(self, task: str, tokens: int, index: int) -> Item:
+        """Item ``index`` of a task: a document and a question of its own."""
         rng = random.Random(f"{SEED}/{task}/{tokens}/{index}")
-        costs: dict[str, int] = {}
+        return make_item(task, rng, tokens, self.cost)
 
-        def cost(atom: str) -> int:
-            if atom not in costs:
-                costs[atom] = len(encode(atom))
-            return costs[atom]
-
-        document = make_document(rng, tokens - 2 * ANSWER_TOKENS, facts, cost, TASKS[task])
-        asked = rng.choice(document.questions)
-        guess = rng.choice(document.questions).answer
-        return prompt_text(document.text, asked.text), asked.answer, guess
+    def cost(self, atom: str) -> int:
+        """Tokens of a piece of text that no token crosses; remembered."""
+        if atom not in self._costs:
+            assert self.engine.tokenizer is not None
+            self._costs[atom] = len(self.engine.tokenizer.encode(atom))
+        return self._costs[atom]
 
     def run(
-        self, method: str, budget: float, task: str, tokens: int, facts: int, count: int, batch: int
+        self, method: str, budget: float, task: str, tokens: int, count: int, batch: int
     ) -> np.ndarray:
         """bool [count], which items the method answers exactly."""
         todo = [n for n in range(count) if (method, budget, task, tokens, n) not in self.right]
         for at in range(0, len(todo), CHUNK):
             part = todo[at : at + CHUNK]
-            items = {n: self.item(task, tokens, facts, n) for n in part}
+            items = {n: self.item(task, tokens, n) for n in part}
             if method == "chance":
-                made = {n: guess for n, (_, _, guess) in items.items()}
+                made = {n: item.guess for n, item in items.items()}
             else:
                 made = self._generate(method, budget, tokens, items, batch)
-            for n, (_, answer, _) in items.items():
-                self._keep((method, budget, task, tokens, n), made[n] == answer)
+            for n, item in items.items():
+                self._keep((method, budget, task, tokens, n), made[n] == item.answer)
             print(f"{method} {budget:g} {task} {tokens}: {at + len(part)}/{len(todo)}", flush=True)
         return np.array([self.right[method, budget, task, tokens, n] for n in range(count)])
 
@@ -78,19 +73,19 @@ class Answers:
         method: str,
         budget: float,
         tokens: int,
-        items: dict[int, tuple[str, str, str]],
+        items: dict[int, Item],
         batch: int,
     ) -> dict[int, str]:
         config = EngineConfig(
             method=method,
             budget=Budget(budget),
             max_batch=batch,
-            max_context=tokens + 2 * ANSWER_TOKENS,
+            max_context=tokens + ANSWER_TOKENS,
             prefill_chunk=min(512, tokens),
         )
         made: dict[int, str] = {}
         with self.engine.with_config(config) as engine:
-            given = [{"id": str(n), "prompt": prompt} for n, (prompt, _, _) in items.items()]
+            given = [{"id": str(n), "prompt": item.prompt} for n, item in items.items()]
             for result in engine.generate(given, GenerationConfig(max_new_tokens=ANSWER_TOKENS)):
                 assert isinstance(result, Result)
                 if result.error:
@@ -150,7 +145,6 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", type=float, default=[0.05], metavar="SHARE")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
     parser.add_argument("--contexts", nargs="+", type=int, default=[1024], metavar="TOKENS")
-    parser.add_argument("--facts", type=int, default=8, help="facts in a document")
     parser.add_argument("--items", type=int, default=500, help="questions a cell")
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
@@ -162,7 +156,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for context in options.contexts:
         for task in options.tasks:
-            cell = (task, context, options.facts, options.items, options.batch)
+            cell = (task, context, options.items, options.batch)
             dense = answers.run("dense", 1.0, *cell)
             runs = [("dense", 1.0), ("chance", 0.0)]
             runs += [(method, budget) for method in options.methods for budget in options.budgets]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import random
 
 from herald_jax.tokenizer import Tokenizer
-from herald_jax.training.tasks import make_document, prompt_text
+from herald_jax.training.tasks import make_item
 
 SEED = 3_000_017
-#: Tokens left free for the question.
-QUESTION = 32
 
 
-def prompt_ids(tokenizer: Tokenizer, tokens: int, index: int) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, task: str, tokens: int, index: int) -> list[int]:
     """Token ids of the ``index``-th document of about ``tokens`` tokens with its question."""
-    rng = random.Random(f"recall/{SEED}/{tokens}/{index}")
+    rng = random.Random(f"recall/{SEED}/{task}/{tokens}/{index}")
     costs: dict[str, int] = {}
 
     def cost(atom: str) -> int:
@@ -22,5 +20,4 @@ def prompt_ids(tokenizer: Tokenizer, tokens: int, index: int) -> list[int]:
             costs[atom] = len(tokenizer.encode(atom))
         return costs[atom]
 
-    document = make_document(rng, tokens - QUESTION, max(4, tokens // 64), cost)
-    return tokenizer.encode(prompt_text(document.text, rng.choice(document.questions).text))
+    return tokenizer.encode(make_item(task, rng, tokens, cost).prompt)

@@ -31,9 +31,12 @@ from benchmarks.trajectories import Network, decode
 from herald_jax import Budget, GenerationConfig, checkpoint
 from herald_jax.engine.engine import EMBEDDED
 from herald_jax.tokenizer import Tokenizer
+from herald_jax.training.tasks import TASKS
 
 BUDGETS = [0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2]
 RATIOS = [1.25, 1.5, 1.75, 2.0, 4.0]
+#: Tasks whose answers go over several blocks: one place of the document, or several in turn.
+ASKED = ["passage", "several", "continue"]
 #: Ends of the buckets of paper Fig. 7; the first starts at 0.
 BUCKETS = (0.6, 0.7, 0.8, 0.9, 1.0)
 #: Who is compared in buckets, by the selector whose recall decides the bucket.
@@ -93,9 +96,9 @@ class Study:
             for pair in item["pairs"]
         ]
 
-    def pairs(self, context: int, index: int) -> list[Units]:
+    def pairs(self, task: str, context: int, index: int) -> list[Units]:
         """The units of every pair of consecutive generated blocks of one prompt."""
-        prompt = prompt_ids(self.tokenizer, context, index)
+        prompt = prompt_ids(self.tokenizer, task, context, index)
         key = hashlib.sha256(f"{self._same} {index} {prompt}".encode()).hexdigest()[:32]
         if key not in self.kept:
             # Prompts of one context share compiled programs, if they keep near its length.
@@ -108,6 +111,7 @@ class Study:
             ]
             item = {
                 "key": key,
+                "task": task,
                 "context": context,
                 "index": index,
                 "prompt_tokens": len(prompt),
@@ -121,7 +125,7 @@ class Study:
                     file.write(json.dumps(item) + "\n")
         return self.kept[key]
 
-    def collect(self, context: int, items: int) -> Units:
+    def collect(self, task: str, context: int, items: int) -> Units:
         """All pairs of ``items`` prompts, stacked: [pairs, sparse layers, H, budgets, 2].
 
         Raises:
@@ -130,19 +134,19 @@ class Study:
         found: list[Units] = []
         for index in range(items):
             began = time.perf_counter()
-            pairs = self.pairs(context, index)
+            pairs = self.pairs(task, context, index)
             found += pairs
             seconds = time.perf_counter() - began
             print(
-                f"context {context}: {index + 1}/{items}, {len(pairs)} pairs of blocks, "
+                f"{task}, {context} tokens: {index + 1}/{items}, {len(pairs)} pairs of blocks, "
                 f"{seconds:.1f} s",
                 file=sys.stderr,
                 flush=True,
             )
         if not found:
             raise SystemExit(
-                f"no answer at --contexts {context} reached a second block: give --ignore-eos, "
-                "or a model that answers at length"
+                f"no answer to {task!r} at --contexts {context} reached a second block: give "
+                "--ignore-eos, or another of --tasks"
             )
         return {name: np.stack([pair[name] for pair in found]) for name in found[0]}
 
@@ -206,14 +210,15 @@ def _buckets(units: Units, at: int, budget: float) -> Iterator[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]], budget: float) -> str:
     """The pooled rows at one budget as a Markdown table, a part for each reference."""
     lines = [
-        "| context | reference | selection | recall | median | p10 | mass |",
-        "|---|---|---|---|---|---|---|",
+        "| task | context | reference | selection | recall | median | p10 | mass |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row["budget"] != budget or row["layer"] != "all":
             continue
         numbers = " | ".join(f"{row[key]:.3f}" for key in ("recall", "median", "p10", "mass"))
-        lines.append(f"| {row['context']} | {row['reference']} | {described(row)} | {numbers} |")
+        about = f"{row['task']} | {row['context']} | {row['reference']} | {described(row)}"
+        lines.append(f"| {about} | {numbers} |")
     return "\n".join(lines)
 
 
@@ -239,8 +244,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = arguments(str(__doc__).splitlines()[0])
     made.add_argument("--model", default="embedded", help="checkpoint directory or embedded")
+    made.add_argument("--tasks", nargs="+", choices=TASKS, default=ASKED, metavar="TASK")
     made.add_argument("--contexts", nargs="+", type=int, default=[2048], metavar="TOKENS")
-    made.add_argument("--items", type=int, default=36, help="prompts for each context")
+    made.add_argument("--items", type=int, default=32, help="prompts for each task and context")
     made.add_argument("--blocks", type=int, default=4, help="blocks decoded at most")
     made.add_argument("--ignore-eos", action="store_true", help="decode all of them")
     made.add_argument("--threshold", type=float, default=0.95, help="confidence that is accepted")
@@ -275,7 +281,7 @@ def main() -> None:
     """Runs the study."""
     options = parser().parse_args()
     if options.quick:
-        vars(options).update(contexts=[1024], items=3, blocks=3, ignore_eos=True)
+        vars(options).update(tasks=ASKED[:1], contexts=[1024], items=3, blocks=3)
     try:
         check(options)
         study = Study(options)
@@ -284,11 +290,16 @@ def main() -> None:
     config = study.network.config
     rows: list[dict[str, Any]] = []
     for context in options.contexts:
-        units = study.collect(context, options.items)
-        for row in rows_of(units, config.exact_layers, study.case, options.detail):
-            about = {"model": options.model, "context": context, "layer": "all", "head": "all"}
-            entries = Budget(row["budget"]).entries(context)
-            rows.append(about | row | {"entries": entries})
+        parts = {task: study.collect(task, context, options.items) for task in options.tasks}
+        if len(parts) > 1:
+            names = list(next(iter(parts.values())))
+            parts["all"] = {n: np.concatenate([p[n] for p in parts.values()]) for n in names}
+        for task, units in parts.items():
+            about = {"model": options.model, "task": task, "context": context}
+            about |= {"layer": "all", "head": "all"}
+            for row in rows_of(units, config.exact_layers, study.case, options.detail):
+                entries = Budget(row["budget"]).entries(context)
+                rows.append(about | row | {"entries": entries})
     settings: dict[str, Any] = {key: str(value) for key, value in vars(options).items()}
     del settings["json"], settings["plot"]
     settings |= {"block_size": config.block_size, "exact_layers": config.exact_layers}

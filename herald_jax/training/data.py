@@ -2,8 +2,8 @@
 
 A batch row is ``[context (C) | branch 0 (S) | branch 1 (S) ...]``. Every branch continues the
 context at position C: the last few tokens of the document, a question, its answer and the end of
-text. One block of each branch is being decoded: some of its answer tokens are masked. Where the
-branch starts inside a block is random, as prompts end anywhere in serving.
+text; or ordinary text with holes. One block of each branch is being decoded: some of its tokens
+are masked. Where the branch starts inside a block is random, as prompts end anywhere in serving.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from herald_jax.training.tasks import Document, Sentence, Style, make_document
+from herald_jax.training.documents import Document, Style, filler, make_document
+from herald_jax.training.tasks import Question, make_question
 from herald_jax.training.vocabulary import EOS_ID, MASK_ID, Encoder
 
-NONE, ANSWER, END, FILL, COPY = range(5)
-BRANCH_BLOCKS = 2
+NONE, ANSWER, END, FILL = range(4)
+# What a branch may be; the last two are texts with holes: a piece of the context once more, and
+# what follows the context (masked language modelling).
+KINDS = ("one", "passage", "every", "several", "reference", "absent", "continue", "copy", "text")
 Batch = dict[str, np.ndarray]
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,12 @@ class Stage:
     Attributes:
       context: C, tokens of clean context, a multiple of the block size.
       rows: documents in a batch; ``branches``: questions asked of each.
-      facts: fewest and most facts in a document.
-      copy_share: share of branches that repeat a span of the context with holes.
+      blocks: S in blocks.
+      facts: fewest and most keys in a document.
+      mix: shares of the kinds of branches, in any unit.
       supervised: whether the first layer's bindings are supervised.
+      goals: accuracies, by kind, at which the stage is left; ``patience``: after so many steps it
+        is left anyway, unless short answers are still mostly wrong.
     """
 
     name: str
@@ -38,56 +45,50 @@ class Stage:
     rows: int
     branches: int
     facts: tuple[int, int]
+    blocks: int = 2
     style: Style = field(default_factory=Style)
-    copy_share: float = 0.1
+    mix: tuple[tuple[str, float], ...] = (("one", 1.0),)
     supervised: bool = True
+    goals: tuple[tuple[str, float], ...] = (("one", 0.95),)
+    patience: int = 1500
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, int, int, int]:
         """What decides the compiled program."""
-        return self.rows, self.context, self.branches
+        return self.rows, self.context, self.branches, self.blocks
 
 
 @dataclass(frozen=True)
-class _Fact:
-    """Token positions of a fact in the context; ``stop`` ends the value."""
+class Branch:
+    """One branch: clean tokens, tokens as the network sees them, what is scored, what is bound.
 
-    sentence: Sentence
-    key: tuple[int, int]
-    start: int
-    stop: int
+    ``bound`` holds (position, first and last token of the name it belongs to), in the branch.
+    """
+
+    kind: str
+    clean: list[int]
+    seen: list[int]
+    classes: list[int]
+    bound: list[tuple[int, int, int]]
 
 
 def bindings(stage: Stage) -> int:
     """How many binding targets a row has room for."""
-    return 12 * stage.branches + min(stage.context, 256)
+    return 24 * stage.branches + min(stage.context, 384)
 
 
 def batch_shapes(stage: Stage, block: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Shape and dtype of every array of a batch."""
-    width = stage.context + stage.branches * BRANCH_BLOCKS * block
+    width = stage.context + stage.branches * stage.blocks * block
     room = bindings(stage)
     return {
         "tokens": ((stage.rows, width), np.int32),
         "targets": ((stage.rows, width), np.int32),
         "classes": ((stage.rows, width), np.int32),
+        "kinds": ((stage.rows, stage.branches), np.int32),
         "bind": ((stage.rows, room, 3), np.int32),
         "bound": ((stage.rows, room), np.bool_),
     }
-
-
-def _locate(document: Document, encoder: Encoder, context: int) -> tuple[list[int], list[_Fact]]:
-    ids: list[int] = []
-    facts = []
-    for sentence in document.sentences:
-        part, starts = encoder.encode(sentence.atoms)
-        base = len(ids)
-        ids += part
-        if sentence.is_fact and base + starts[sentence.value[1]] < context:
-            first, last = base + starts[sentence.key[0]], base + starts[sentence.key[1]] - 1
-            value = base + starts[sentence.value[0]], base + starts[sentence.value[1]]
-            facts.append(_Fact(sentence, (first, last), *value))
-    return ids, facts
 
 
 def _masked(rng: random.Random, slots: list[int]) -> list[int]:
@@ -101,98 +102,129 @@ def _masked(rng: random.Random, slots: list[int]) -> list[int]:
     return [slot for slot in slots if rng.random() < rate] or [rng.choice(slots)]
 
 
-def _ask(
-    rng: random.Random, encoder: Encoder, tail: list[int], fact: _Fact, block: int
-) -> tuple[list[int], list[int], list[int], tuple[int, int]] | None:
-    """A question branch: tokens, masked tokens, classes and the key's positions in it."""
-    size = BRANCH_BLOCKS * block
-    question, starts = encoder.encode(fact.sentence.question)
-    answer, _ = encoder.encode(fact.sentence.atoms[slice(*fact.sentence.value)])
-    need = len(question) + len(answer) + 1
-    if need > size:
+def ask(
+    rng: random.Random, encoder: Encoder, tail: list[int], question: Question, size: int, block: int
+) -> Branch | None:
+    """A branch of ``size`` tokens that answers a question, or None where it does not fit."""
+    prompt = len(question.prompt)
+    ids, starts = encoder.encode((*question.prompt, *question.answer))
+    if len(ids) + 1 > size:
         return None
-    head = tail[: rng.randint(0, min(block - 1, size - need))]
-    start = len(head) + len(question)
-    clean = head + question + answer
-    end = len(clean)
-    clean += [EOS_ID] * (size - end)
+    head = tail[: rng.randint(0, min(block - 1, size - len(ids) - 1))]
+    start, end = len(head) + starts[prompt], len(head) + len(ids)
+    clean = head + ids + [EOS_ID] * (size - end)
     current = rng.randint(start // block, end // block)
     low, high = max(start, current * block), (current + 1) * block
-    seen = list(clean)
-    classes = [NONE] * size
+    seen, classes = list(clean), [NONE] * size
     for slot in _masked(rng, list(range(low, high))):
         seen[slot] = MASK_ID
         classes[slot] = ANSWER if slot < end else END if slot == end else FILL
     # Blocks after the current one do not exist yet; nothing that is scored sees them.
     seen[high:] = [MASK_ID] * (size - high)
-    if not any(kind in (ANSWER, END) for kind in classes):
+    if ANSWER not in classes and END not in classes:
         return None
-    key = fact.sentence.question_key
-    return clean, seen, classes, (len(head) + starts[key[0]], len(head) + starts[key[1]] - 1)
+    bound = []
+    for number, key in enumerate(question.keys):
+        if key is None:
+            continue
+        first, last = len(head) + starts[key[0]], len(head) + starts[key[1]] - 1
+        if MASK_ID in seen[first : last + 1]:
+            continue
+        at = len(head) + starts[prompt + number]
+        until = at + 1 if at == end else len(head) + starts[prompt + number + 1]
+        bound += [(s, first, last) for s in range(at, until) if classes[s] in (ANSWER, END)]
+    return Branch(question.kind, clean, seen, classes, bound)
 
 
-def _copy(
-    rng: random.Random, encoder: Encoder, tail: list[int], ids: list[int], context: int, block: int
-) -> tuple[list[int], list[int], list[int]]:
-    """A copying branch: a span of the context again, with holes in its second block."""
-    size = BRANCH_BLOCKS * block
-    head = tail[: rng.randint(0, block // 2)] + encoder.ids("\n\n")
-    length = min(size - len(head), context // 2)
-    source = rng.randint(0, context - length)
-    clean = head + ids[source : source + length]
-    clean += [EOS_ID] * (size - len(clean))
+def fill_holes(rng: random.Random, kind: str, clean: list[int], block: int) -> Branch:
+    """A text of whole blocks with holes in one of them."""
+    size = len(clean)
     seen, classes = list(clean), [NONE] * size
-    rate = rng.uniform(0.1, 0.7)
-    for slot in range(block, len(head) + length):
+    current, rate = rng.randrange(size // block), rng.uniform(0.1, 0.7)
+    for slot in range(current * block, (current + 1) * block):
         if rng.random() < rate:
-            seen[slot], classes[slot] = MASK_ID, COPY
-    return clean, seen, classes
+            seen[slot], classes[slot] = MASK_ID, ANSWER
+    seen[(current + 1) * block :] = [MASK_ID] * (size - (current + 1) * block)
+    return Branch(kind, clean, seen, classes, [])
+
+
+def _context(
+    rng: random.Random, encoder: Encoder, stage: Stage, size: int
+) -> tuple[Document, list[int], list[tuple[int, int, int]]]:
+    """A document, ids of the context and the text after it, and the bindings of its values."""
+    while True:
+        count = rng.randint(*stage.facts)
+        document = make_document(rng, stage.context, count, encoder.cost, stage.style)
+        ids: list[int] = []
+        bound = []
+        for sentence in document.sentences:
+            part, starts = encoder.encode(sentence.atoms)
+            if sentence.is_fact:
+                first, last = starts[sentence.key[0]], starts[sentence.key[1]] - 1
+                values = range(starts[sentence.value[0]], starts[sentence.value[1]] + 1)
+                bound += [(len(ids) + at, len(ids) + first, len(ids) + last) for at in values]
+            ids += part
+        if len(ids) > stage.context:
+            continue
+        while len(ids) < stage.context + size:
+            for sentence in filler(rng, size + 256, encoder.cost, stage.style):
+                ids += encoder.encode(sentence.atoms)[0]
+        return document, ids, bound
+
+
+def _branch(
+    rng: random.Random,
+    encoder: Encoder,
+    stage: Stage,
+    document: Document,
+    ids: list[int],
+    block: int,
+) -> Branch:
+    kinds, shares = zip(*stage.mix, strict=True)
+    size, tail = stage.blocks * block, ids[stage.context :]
+    while True:
+        kind = rng.choices(kinds, shares)[0]
+        if kind == "text":
+            return fill_holes(rng, kind, tail[:size], block)
+        if kind == "copy":
+            at = rng.randint(0, stage.context - size)
+            return fill_holes(rng, kind, ids[at : at + size], block)
+        question = make_question(rng, kind, document)
+        branch = question and ask(rng, encoder, tail, question, size, block)
+        if branch:
+            return branch
 
 
 def make_batch(encoder: Encoder, stage: Stage, block: int, seed: int, index: int) -> Batch:
     """Makes batch ``index`` of a stage; equal arguments give equal arrays.
 
     Returns:
-      ``tokens``, ``targets``, ``classes``: int32 [rows, C + branches * S]; ``bind``: int32
-      [rows, M, 3] (query, first and last key token, positions in the row); ``bound``: bool
-      [rows, M], which of those are real.
+      ``tokens``, ``targets``, ``classes``: int32 [rows, C + branches * S]; ``kinds``: int32 [rows,
+      branches], indices into ``KINDS``; ``bind``: int32 [rows, M, 3] (query, first and last token
+      of a name, positions in the row); ``bound``: bool [rows, M], which of those are real.
     """
     rng = random.Random(f"{seed}/{index}")
-    size, room = BRANCH_BLOCKS * block, bindings(stage)
+    size, room = stage.blocks * block, bindings(stage)
     batch: Batch = {
         name: np.zeros(shape, dtype) for name, (shape, dtype) in batch_shapes(stage, block).items()
     }
     for row in range(stage.rows):
-        while True:
-            count = rng.randint(*stage.facts)
-            document = make_document(rng, stage.context + block, count, encoder.cost, stage.style)
-            ids, facts = _locate(document, encoder, stage.context)
-            if len(ids) >= stage.context and facts:
-                break
-        tail = ids[stage.context :][: block - 1]
+        document, ids, values = _context(rng, encoder, stage, size)
         batch["tokens"][row, : stage.context] = ids[: stage.context]
         slots: list[tuple[int, int, int]] = []
-        for branch in range(stage.branches):
-            base = stage.context + branch * size
-            if rng.random() < stage.copy_share:
-                clean, seen, classes = _copy(rng, encoder, tail, ids, stage.context, block)
-            else:
-                asked = _ask(rng, encoder, tail, rng.choice(facts), block)
-                while asked is None:
-                    asked = _ask(rng, encoder, tail, rng.choice(facts), block)
-                clean, seen, classes, (first, last) = asked
-                slots += [
-                    (base + slot, base + first, base + last)
-                    for slot, kind in enumerate(classes)
-                    if kind in (ANSWER, END)
-                ]
+        for number in range(stage.branches):
+            branch = _branch(rng, encoder, stage, document, ids, block)
+            base = stage.context + number * size
             where = slice(base, base + size)
-            batch["tokens"][row, where] = seen
-            batch["targets"][row, where] = clean
-            batch["classes"][row, where] = classes
-        values = [(at, *fact.key) for fact in facts for at in range(fact.start, fact.stop + 1)]
+            batch["tokens"][row, where] = branch.seen
+            batch["targets"][row, where] = branch.clean
+            batch["classes"][row, where] = branch.classes
+            batch["kinds"][row, number] = KINDS.index(branch.kind)
+            slots += [(base + s, base + first, base + last) for s, first, last in branch.bound]
+        rng.shuffle(slots)
         rng.shuffle(values)
-        targets = (slots + values)[:room]
+        targets = slots[: 24 * stage.branches]
+        targets += values[: room - len(targets)]
         batch["bind"][row, : len(targets)] = targets
         batch["bound"][row, : len(targets)] = True
     return batch

@@ -15,18 +15,21 @@ from flax import nnx
 from herald_jax.models.attention import Implementation
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.sdar import SdarModel
-from herald_jax.training.data import ANSWER, COPY, END, FILL
+from herald_jax.training.data import ANSWER, END, FILL, KINDS
 
 Params = Any
-# The two heads of the first layer whose bindings are supervised: one finds the first token of the
-# key, the other its last. They use different KV heads wherever there are two.
 WEIGHT_DECAY = 0.1
-FILL_WEIGHT, END_WEIGHT, COPY_WEIGHT = 0.05, 0.5, 0.5
+FILL_WEIGHT, END_WEIGHT = 0.05, 0.5
+# Losses are averaged over the tokens of each kind of branch, then weighed.
+KIND_WEIGHTS = {kind: 0.5 if kind == "text" else 1.0 for kind in KINDS}
 
 
-def binding_heads(config: ModelConfig) -> tuple[int, int]:
-    """Heads of layer 0 that are bound to the first and to the last token of a key."""
-    return 0, config.num_heads // 2
+def binding_heads(config: ModelConfig) -> tuple[int, int, int]:
+    """Heads of layer 0 bound to a name's first token, its last, and the token just before.
+
+    The first two use different KV heads wherever there are two.
+    """
+    return 0, config.num_heads // 2, 1
 
 
 def layout(context: int, branches: int, size: int, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,12 +55,14 @@ class Start:
       embedding: deviation of the embedding.
       qk_scale: of the query and key norms; lets a head attend one token of hundreds at once.
       outputs: factor on every output projection, so that the residual stream is not noise.
-      bound: the same factor for the two supervised heads of the first layer, whose news about
-        the key must not drown.
+      bound: the same factor for the supervised heads of the first layer, whose news must not
+        drown.
       mask: deviation of the mask's embedding.
       tied: how many query heads of each group begin equal to their key projection in the layers
         after the first, reflected along the mask's embedding: residuals with the same news attend
         one another from the start, but masked slots do not attend masked slots.
+      copied: factor on the transposed value projection that the same heads begin with as output
+        projection: what they attend is passed on as it is. 0 leaves them random.
     """
 
     embedding: float = 0.1
@@ -66,6 +71,7 @@ class Start:
     bound: float = 0.5
     mask: float = 0.3
     tied: int = 2
+    copied: float = 0.2
 
 
 def init_params(config: ModelConfig, seed: int, start: Start | None = None) -> Params:
@@ -101,6 +107,13 @@ def init_params(config: ModelConfig, seed: int, start: Start | None = None) -> P
             q = jnp.where(alike[:, None], k, q)
             attention["q"]["kernel"] = q.reshape(attention["q"]["kernel"].shape)
         attention["o"]["kernel"] *= jnp.repeat(factor, config.head_dim)[:, None]
+        if index > 0 and start.copied:
+            v = attention["v"]["kernel"].reshape(-1, config.num_kv_heads, config.head_dim)
+            back = jnp.repeat(v, config.group_size, axis=1).transpose(1, 2, 0) * start.copied
+            o = attention["o"]["kernel"].reshape(back.shape)
+            alike = jnp.arange(config.num_heads) % config.group_size < start.tied
+            o = jnp.where(alike[:, None, None], back, o)
+            attention["o"]["kernel"] = o.reshape(attention["o"]["kernel"].shape)
     return params
 
 
@@ -120,7 +133,7 @@ def _binding_loss(
     batch: dict[str, jax.Array],
     context: int,
 ) -> jax.Array:
-    """Mean -log attention of two layer-0 heads on the first and the last token of the key.
+    """Mean -log attention of layer-0 heads on a name's first and last token and the token before.
 
     Answer slots and value tokens of the context are averaged apart: both bindings are needed.
     """
@@ -134,11 +147,11 @@ def _binding_loss(
         keys = k[:, :, head // config.group_size]
         scores = jnp.einsum("nmd,nwd->nmw", rows, keys, preferred_element_type=jnp.float32)
         scores = jnp.where(mask[query], scores * config.head_dim**-0.5, -1e30)
-        target = batch["bind"][..., 1 + place]
+        target = query - 1 if place == 2 else batch["bind"][..., 1 + place]
         picked = jnp.take_along_axis(jax.nn.log_softmax(scores), target[..., None], axis=-1)
         for chosen in (slots, values):
             share = jnp.where(chosen, picked[..., 0], 0.0).sum() / jnp.maximum(chosen.sum(), 1)
-            total -= 0.25 * share
+            total -= share / (2 * len(binding_heads(config)))
     return total
 
 
@@ -155,8 +168,8 @@ def loss_and_metrics(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of one batch.
 
-    Answer, end-of-text and copying losses are means over their own tokens, so that the many fill
-    tokens never outweigh the few answer tokens.
+    Answer and end-of-text losses are means over their own tokens, so that the many fill tokens
+    never outweigh the few answer tokens.
 
     Args:
       params: fp32 weights; ``batch``: as ``data.make_batch`` makes it.
@@ -191,22 +204,29 @@ def loss_and_metrics(
     targets, classes = batch["targets"][:, context:], batch["classes"][:, context:]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     right = (logits.argmax(-1) == targets).astype(jnp.float32)
+    shape = (len(targets), branches, size)
+    per_branch = (classes == ANSWER).reshape(shape).sum(-1)
+    # Each further token of an answer counts less: short answers decide as much as long ones.
+    weight = jnp.array([KIND_WEIGHTS[kind] for kind in KINDS])[batch["kinds"]]
+    weight = (weight / jnp.sqrt(jnp.maximum(per_branch, 1)))[..., None]
+    weight = jnp.broadcast_to(weight, shape).reshape(classes.shape)
 
-    def mean(values: jax.Array, kind: int) -> jax.Array:
-        chosen = classes == kind
-        return jnp.where(chosen, values, 0.0).sum() / jnp.maximum(chosen.sum(), 1)
+    def mean(values: jax.Array, chosen: jax.Array, weight: jax.Array | float = 1.0) -> jax.Array:
+        weights = jnp.where(chosen, weight, 0.0)
+        return (values * weights).sum() / jnp.maximum(weights.sum(), 1e-6)
 
     metrics = {
-        "answer_loss": mean(losses, ANSWER),
-        "end_loss": mean(losses, END),
-        "copy_loss": mean(losses, COPY),
+        "answer_loss": mean(losses, classes == ANSWER, weight),
+        "end_loss": mean(losses, classes == END),
         "binding_loss": binding,
-        "answer": mean(right, ANSWER),
-        "end": mean(right, END),
-        "copy": mean(right, COPY),
+        "end": mean(right, classes == END),
     }
+    for number, kind in enumerate(KINDS):
+        mine = jnp.repeat(batch["kinds"] == number, size, axis=1) & (classes == ANSWER)
+        # -1 where the batch has none of a kind.
+        metrics[kind] = jnp.where(mine.any(), mean(right, mine), -1.0)
     loss = metrics["answer_loss"] + END_WEIGHT * metrics["end_loss"]
-    loss += COPY_WEIGHT * metrics["copy_loss"] + FILL_WEIGHT * mean(losses, FILL)
+    loss += FILL_WEIGHT * mean(losses, classes == FILL)
     return loss + bind_weight * binding, metrics
 
 

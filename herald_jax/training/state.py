@@ -20,7 +20,7 @@ from herald_jax.training.loss import Params, optimizer
 class Progress:
     """Where a run stands; everything but the weights and moments.
 
-    ``recent`` holds the answer accuracies of the newest batches of the reached stage, which was
+    ``recent`` holds the accuracies by kind of the newest batches of the reached stage, which was
     opened at step ``opened``;
     ``released`` is the step at which the binding supervision began to fade, or -1.
     """
@@ -30,7 +30,7 @@ class Progress:
     opened: int = 0
     seconds: float = 0.0
     released: int = -1
-    recent: list[float] = field(default_factory=list)
+    recent: list[dict[str, float]] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
 
 

@@ -1,217 +1,271 @@
-"""Documents with facts to look up, made by rule: filler sentences, facts in prose, tables.
+"""Questions about a document, their answers, and what each answer token must look up.
 
-A document is a sequence of atoms: strings that the pre-tokenizer never splits or joins, so the
-token ids of a text are the ids of its atoms in order and spans of tokens are known exactly.
+The prompt is the document, a blank line, ``Question: ...`` and ``Answer:``; the answer follows.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from herald_jax.training import words
+from herald_jax.training.documents import Cost, Document, Entry, Style, atoms_of, make_document
 
-Cost = Callable[[str], int]
-
-
-@dataclass(frozen=True)
-class Style:
-    """What a document may contain.
-
-    Attributes:
-      adjectives, nouns, values: how many words of each list may occur in facts.
-      digits: shortest and longest number; ``value_words``: fewest and most words of a word value.
-      word_share: share of facts whose value is words rather than digits.
-      table_share: share of documents whose facts stand in a table rather than in prose.
-      mention_share: share of filler sentences that mention a key-like pair without a value.
-    """
-
-    adjectives: int = len(words.ADJECTIVES)
-    nouns: int = len(words.NOUNS)
-    values: int = len(words.VALUE_WORDS)
-    digits: tuple[int, int] = (3, 6)
-    value_words: tuple[int, int] = (1, 2)
-    word_share: float = 0.4
-    table_share: float = 0.35
-    mention_share: float = 0.1
+UNKNOWN = " not stated"
+# Tokens kept for question and answer, raised in steps when a question needs more.
+RESERVE, RESERVE_STEP, ATTEMPTS = 32, 8, 400
+# Answers of so many atoms count as passages: they go over several blocks.
+LONG = 12
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the document and its one right answer, both plain text."""
+    """A question in atoms, with its one right answer.
 
-    text: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """Atoms of one sentence; spans are [start, stop) in atoms and empty where there is no fact.
-
-    ``key`` is the asked name ("blue harbor"), ``value`` what to answer, and the atom at
-    ``value[1]`` ends the value (a full stop or a line break).
+    ``about`` is the (first) name asked for, or how the sentence begins. ``prompt`` is all that follows the document, up to and including "Answer:" (and the beginning
+    of a sentence that shall be continued). ``keys[i]`` is the span, in the atoms of prompt and
+    answer together, of the name that answer atom ``i`` belongs to, or None; the last entry is
+    that of the end of text.
     """
 
-    atoms: tuple[str, ...]
-    key: tuple[int, int] = (0, 0)
-    value: tuple[int, int] = (0, 0)
-    question: tuple[str, ...] = ()
-    question_key: tuple[int, int] = (0, 0)
+    kind: str
+    about: str
+    prompt: tuple[str, ...]
+    answer: tuple[str, ...]
+    keys: tuple[Span | None, ...]
 
     @property
-    def is_fact(self) -> bool:
-        """Whether the sentence states a value."""
-        return self.value[1] > 0
+    def prompt_text(self) -> str:
+        """The prompt's part after the document."""
+        return "".join(self.prompt)
+
+    @property
+    def answer_text(self) -> str:
+        """The answer without the space or line break before it."""
+        return "".join(self.answer).strip()
+
+    @property
+    def text(self) -> str:
+        """The bare question."""
+        return self.prompt_text.split("Question: ")[1].split("\nAnswer:")[0]
 
 
 @dataclass(frozen=True)
-class Document:
-    """A text, the questions that it answers (in order of their facts), and its sentences."""
+class Item:
+    """One thing to ask a model, as plain text.
 
-    text: str
-    questions: list[Question]
-    sentences: list[Sentence] = field(repr=False, default_factory=list)
+    Attributes:
+      guess: the answer to another such question: about the same document, or about another where
+        the document has one fact.
+      facts: keys of the document; ``depth``: where what is asked about stands, 0 first, 1 last.
+    """
 
-
-def atoms_of(text: str) -> tuple[str, ...]:
-    """Splits plain words and digits into atoms: " blue", " 4", "8"; no punctuation inside."""
-    atoms: list[str] = []
-    for word in text.split():
-        atoms += [" " + word[0], *word[1:]] if word.isdigit() else [" " + word]
-    return tuple(atoms)
-
-
-def prompt_text(document: str, question: str) -> str:
-    """Joins document and question exactly as in training; the answer follows after a space."""
-    return f"{document.rstrip()}\n\nQuestion: {question}\nAnswer:"
+    prompt: str
+    answer: str
+    guess: str
+    facts: int
+    depth: float
 
 
-def question_atoms(attribute: str, key: str) -> tuple[tuple[str, ...], tuple[int, int]]:
-    """Atoms of what ``prompt_text`` appends to a document, and the span of the key in them."""
-    head = ("\n\n", "Question", ":", " What", " is", " the", *atoms_of(attribute), " of", " the")
+@dataclass(frozen=True)
+class Task:
+    """Documents of one style and one kind of question.
+
+    Attributes:
+      kind: what ``make_question`` is asked for.
+      tokens_per_fact: the document has a key for so many of its tokens, at least ``least`` and
+        at most ``most``.
+    """
+
+    kind: str
+    style: Style
+    tokens_per_fact: int = 64
+    least: int = 8
+    most: int = 64
+
+    def facts(self, tokens: int) -> int:
+        """Keys of a document of ``tokens`` tokens."""
+        return max(self.least, min(self.most, tokens // self.tokens_per_fact))
+
+
+_NEEDLE = Style(table_share=0.0, prose_share=1.0, held_out=True, mention_share=0.0)
+_TABLE = Style(table_share=1.0, prose_share=0.5, held_out=True)
+TASKS = {
+    "needle": Task("one", _NEEDLE, least=1, most=1),
+    "prose": Task("one", replace(_NEEDLE, prose_share=0.0, mention_share=0.1)),
+    "table": Task("one", _TABLE),
+    "passage": Task("passage", replace(_NEEDLE, passage_share=1.0), 256, 2, 16),
+    "several": Task("several", _TABLE),
+    "every": Task("every", replace(_NEEDLE, repeat_share=0.5)),
+    "reference": Task("reference", replace(_NEEDLE, alias_share=0.5)),
+    "continue": Task("continue", _NEEDLE),
+    "absent": Task("absent", _NEEDLE),
+}
+
+
+def _asked(body: tuple[str, ...], begun: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return ("\n\n", "Question", ":", *body, "\n", "Answer", ":", *begun)
+
+
+def _named(prefix: tuple[str, ...], key: str, attribute: str) -> tuple[tuple[str, ...], Span]:
+    """The question for one key, and the key's span in its prompt."""
     name = atoms_of(key)
-    tail = ("?", "\n", "Answer", ":")
-    return (*head, *name, *tail), (len(head), len(head) + len(name))
+    head = (*prefix, *atoms_of(attribute), " of", " the")
+    start = 3 + len(head)
+    return _asked((*head, *name, "?")), (start, start + len(name))
 
 
-def _value(rng: random.Random, style: Style) -> str:
-    if rng.random() < style.word_share:
-        count = rng.randint(*style.value_words)
-        return " ".join(rng.choice(words.VALUE_WORDS[: style.values]) for _ in range(count))
-    return "".join(rng.choice("0123456789") for _ in range(rng.randint(*style.digits)))
+def ask_one(entry: Entry, document: Document) -> Question:
+    """The value of one key, followed through a reference if there is one."""
+    prompt, span = _named((" What", " is", " the"), entry.key, entry.attribute)
+    values = entry.values or next(e.values for e in document.entries if e.key == entry.alias)
+    answer = atoms_of(values[0])
+    kind = "reference" if entry.alias else "one" if len(answer) < LONG else "passage"
+    return Question(kind, entry.key, prompt, answer, (span,) * (len(answer) + 1))
 
 
-def _fact(rng: random.Random, key: str, attribute: str, value: str, table: bool) -> Sentence:
-    name, what, answer = atoms_of(key), atoms_of(attribute), atoms_of(value)
-    form = "table" if table else rng.choice(("of", "note", "for"))
-    before: tuple[str, ...]
-    between: tuple[str, ...]
-    end: tuple[str, ...]
-    if form == "table":
-        before, between, end = (" -",), (":",), ("\n",)
-    elif form == "of":
-        before, between, end = (" The", *what, " of", " the"), (" is",), (".",)
-    elif form == "note":
-        before, between, end = (" Note", " that", " the", *what, " of", " the"), (" is",), (".",)
-    else:
-        before, between, end = (" For", " the"), (",", " the", *what, " is"), (".",)
-    key_span = (len(before), len(before) + len(name))
-    start = key_span[1] + len(between)
-    question, question_key = question_atoms(attribute, key)
-    return Sentence(
-        (*before, *name, *between, *answer, *end),
-        key_span,
-        (start, start + len(answer)),
-        question,
-        question_key,
-    )
+def ask_absent(key: str, attribute: str) -> Question:
+    """A key that the document does not have."""
+    prompt, span = _named((" What", " is", " the"), key, attribute)
+    answer = atoms_of(UNKNOWN)
+    return Question("absent", key, prompt, answer, (span,) + (None,) * len(answer))
 
 
-def _filler(rng: random.Random, style: Style) -> Sentence:
-    who, what, when = rng.choice(words.PEOPLE), rng.choice(words.THINGS), rng.choice(words.TIMES)
-    action, manner = rng.choice(words.ACTIONS), rng.choice(words.MANNERS)
-    if rng.random() < style.mention_share:
-        place = f"{rng.choice(words.ADJECTIVES)} {rng.choice(words.NOUNS)}"
-        text = f"The {who} {action} the {what} near the {place}"
-    elif rng.random() < 0.5:
-        text = f"The {who} {action} the {what} {manner} before {when}"
-    else:
-        text = f"After {when} the {who} {action} a {what} and the {rng.choice(words.THINGS)}"
-    return Sentence((*atoms_of(text), "."))
+def ask_every(entry: Entry) -> Question:
+    """All values of one key, in the order of the document."""
+    prompt, span = _named((" What", " is", " every"), entry.key, entry.attribute)
+    answer: tuple[str, ...] = ()
+    for value in entry.values:
+        answer += (",",) * bool(answer) + atoms_of(value)
+    return Question("every", entry.key, prompt, answer, (span,) * (len(answer) + 1))
 
 
-def make_document(
-    rng: random.Random,
-    tokens: int,
-    facts: int,
-    cost: Cost | None = None,
-    style: Style | None = None,
-) -> Document:
-    """Makes a document of at most ``tokens`` tokens with ``facts`` facts of distinct keys.
+def ask_several(entries: list[Entry]) -> Question:
+    """One line "key: value" for each of several keys, in the order of the question."""
+    body: tuple[str, ...] = (" What", " belongs", " to")
+    for number, entry in enumerate(entries):
+        body += (",",) * bool(number) + (" the", *atoms_of(entry.key))
+    prompt = _asked((*body, "?"))
+    answer: tuple[str, ...] = ()
+    keys: list[Span | None] = []
+    for number, entry in enumerate(entries):
+        name, value = atoms_of(entry.key), atoms_of(entry.values[0])
+        lead = ("\n",) * bool(number) + (" -",)
+        start = len(prompt) + len(answer) + len(lead)
+        answer += (*lead, *name, ":", *value)
+        # The line break after a value ends it, as the end of text does for the last.
+        before: list[Span | None] = [None] * (len(lead) - bool(number) + len(name) + 1)
+        keys += [*before, *[(start, start + len(name))] * (len(value) + 1)]
+    return Question("several", entries[0].key, prompt, answer, tuple(keys))
+
+
+def ask_continue(sentence: tuple[str, ...], begin: int) -> Question:
+    """A sentence of the document, given its first ``begin`` atoms; the answer is the rest."""
+    atoms = (" " + sentence[0].removeprefix(" "), *sentence[1:])
+    body = (" How", " does", " this", " sentence", " go", " on", "?")
+    known, rest = atoms[:begin], atoms[begin:]
+    about = "".join(known).strip()
+    return Question("continue", about, _asked(body, known), rest, (None,) * (len(rest) + 1))
+
+
+def split_words(sentence: str) -> tuple[str, ...]:
+    """An ordinary sentence cut before its spaces, so that no token crosses a cut."""
+    parts = sentence.split(" ")
+    return tuple(part if not number else " " + part for number, part in enumerate(parts))
+
+
+def new_key(rng: random.Random, document: Document) -> str:
+    """A name that the document has no fact about."""
+    taken = {entry.key for entry in document.entries}
+    text = document.text
+    while True:
+        key = f"{rng.choice(words.ADJECTIVES)} {rng.choice(words.NOUNS)}"
+        if key not in taken and key not in text:
+            return key
+
+
+def make_question(rng: random.Random, kind: str, document: Document) -> Question | None:
+    """A question, or None where the document has nothing to ask for.
 
     Args:
-      rng: source of randomness; equal states give equal documents.
-      tokens: length aimed at, reached within one sentence.
-      facts: how many facts; the document may grow beyond ``tokens`` to hold them all.
-      cost: tokens of one atom (``Encoder.cost``); one each when left out.
-      style: what may occur; everything by default.
+      kind: "one" short value, a "passage", "every" value of one key, "several" keys, "reference",
+        a key that refers to another, "absent", a key the document does not have, or "continue",
+        a sentence.
+    """
+    entries = document.entries
+    single = [entry for entry in entries if len(entry.values) == 1]
+    if kind in ("one", "passage"):
+        wanted = [e for e in single if (len(atoms_of(e.values[0])) >= LONG) == (kind == "passage")]
+        return ask_one(rng.choice(wanted), document) if wanted else None
+    if kind == "reference":
+        aliases = [entry for entry in entries if entry.alias]
+        return ask_one(rng.choice(aliases), document) if aliases else None
+    if kind == "every":
+        many = [entry for entry in entries if len(entry.values) > 1]
+        return ask_every(rng.choice(many)) if many else None
+    if kind == "several" and len(single) > 1:
+        short = [entry for entry in single if len(atoms_of(entry.values[0])) < LONG]
+        count = min(len(short), rng.randint(2, 5))
+        return ask_several(rng.sample(short, count)) if count > 1 else None
+    if kind == "absent":
+        attribute = entries[0].attribute if entries else "label"
+        return ask_absent(new_key(rng, document), attribute)
+    if kind == "continue":
+        filler = [s.atoms for s in document.sentences[1:] if not s.is_fact and s.atoms[0] != "\n"]
+        for _ in range(8):
+            if not filler:
+                return None
+            chosen = rng.choice(filler)
+            atoms = split_words(chosen[0].strip()) if len(chosen) == 1 else chosen
+            begin = rng.randint(3, 5)
+            known = "".join(atoms[:begin]).strip()
+            if len(atoms) > begin + 2 and document.text.count(known) == 1:
+                return ask_continue(tuple(atoms), begin)
+    return None
 
-    Returns:
-      The document; ``questions[i]`` asks for its i-th fact.
+
+def make_item(task: str, rng: random.Random, tokens: int, cost: Cost) -> Item:
+    """A fresh document with one question of a task in ``TASKS``.
+
+    Prompt and answer together take at most ``tokens`` tokens, and at most 40 less.
 
     Raises:
-      ValueError: if the style has fewer keys than ``facts``.
+      ValueError: the task is unknown or the document too short for its facts.
     """
-    style = style or Style()
-    cost = cost or (lambda atom: 1)
-    if facts > style.adjectives * style.nouns:
-        raise ValueError(f"facts={facts} is more than the {style.adjectives * style.nouns} keys")
-    keys: dict[str, None] = {}
-    while len(keys) < facts:
-        adjective = rng.choice(words.ADJECTIVES[: style.adjectives])
-        keys[f"{adjective} {rng.choice(words.NOUNS[: style.nouns])}"] = None
-    table = rng.random() < style.table_share
-    shared = rng.choice(words.ATTRIBUTES)
-    stated = [
-        _fact(
-            rng, key, shared if table else rng.choice(words.ATTRIBUTES), _value(rng, style), table
-        )
-        for key in keys
-    ]
-    heading = Sentence(("\n", "List", " of", " each", *atoms_of(shared), ":", "\n"))
-    given = [heading, *stated] if table else stated
-    room = tokens - sum(cost(atom) for sentence in given for atom in sentence.atoms)
-    filler: list[Sentence] = []
-    while True:
-        sentence = _filler(rng, style)
-        room -= sum(cost(atom) for atom in sentence.atoms)
-        if room < 0:
-            break
-        filler.append(sentence)
-    if table:
-        at = rng.randint(0, len(filler))
-        sentences = [*filler[:at], *given, *filler[at:]]
-    else:
-        sentences = filler
-        places = sorted(rng.randint(0, len(filler)) for _ in stated)
-        for place, sentence in reversed(list(zip(places, stated, strict=True))):
-            sentences.insert(place, sentence)
-    return as_document(sentences)
+    if task not in TASKS:
+        raise ValueError(f"task {task!r} is unknown: use one of {', '.join(TASKS)}")
+    chosen = TASKS[task]
+    facts, room = chosen.facts(tokens), tokens - rng.randint(0, 31)
+    reserve = RESERVE
+    for _ in range(ATTEMPTS):
+        depth = rng.random() if facts == 1 or chosen.style.table_share else None
+        document = make_document(rng, room - reserve, facts, cost, chosen.style, depth)
+        question = make_question(rng, chosen.kind, document)
+        if question is None:
+            continue
+        asked = sum(map(cost, (*question.prompt, *question.answer)))
+        if asked + _length(document, cost) <= room and asked >= reserve - RESERVE_STEP:
+            other = document
+            if facts == 1:
+                other = make_document(rng, room - reserve, facts, cost, chosen.style, depth)
+            guess = make_question(rng, chosen.kind, other) or question
+            prompt = document.text.rstrip() + question.prompt_text
+            depth = _depth(document, question)
+            return Item(prompt, question.answer_text, guess.answer_text, facts, depth)
+        reserve = -(-asked // RESERVE_STEP) * RESERVE_STEP
+    raise ValueError(f"a document of {tokens} tokens is too short for task {task!r}")
 
 
-def as_document(sentences: list[Sentence]) -> Document:
-    """Joins sentences; the text starts without a space and the atoms follow suit."""
-    first = sentences[0]
-    sentences = [
-        replace(first, atoms=(first.atoms[0].removeprefix(" "), *first.atoms[1:])),
-        *sentences[1:],
-    ]
-    questions = []
-    for sentence in sentences:
-        if sentence.is_fact:
-            text = "".join(sentence.question).removeprefix("\n\nQuestion: ")
-            answer = "".join(sentence.atoms[slice(*sentence.value)]).strip()
-            questions.append(Question(text.removesuffix("\nAnswer:"), answer))
-    text = "".join(atom for sentence in sentences for atom in sentence.atoms)
-    return Document(text, questions, sentences)
+def _length(document: Document, cost: Cost) -> int:
+    return sum(cost(atom) for sentence in document.sentences for atom in sentence.atoms)
+
+
+def _depth(document: Document, question: Question) -> float:
+    """Where what is asked about begins, as a share of the document's sentences; 1 if nowhere."""
+    for number, sentence in enumerate(document.sentences):
+        name = "".join(sentence.atoms[slice(*sentence.key)]).strip()
+        begun = "".join(sentence.atoms).strip().startswith(question.about)
+        if name == question.about if sentence.is_fact else begun:
+            return number / len(document.sentences)
+    return 1.0

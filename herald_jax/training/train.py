@@ -22,7 +22,7 @@ import numpy as np
 
 from herald_jax.models.config import ModelConfig
 from herald_jax.training import curriculum
-from herald_jax.training.data import Batch, Stage, batch_shapes, make_batch
+from herald_jax.training.data import KINDS, Batch, Stage, batch_shapes, make_batch
 from herald_jax.training.loss import Params, init_params, optimizer, train_step
 from herald_jax.training.state import Progress, export, load_state, read_params, save_state
 from herald_jax.training.vocabulary import Encoder, build_tokenizer, save_tokenizer
@@ -174,19 +174,35 @@ class Trainer:
         for number in sorted({number for number, _ in pending}):
             mine = [metrics for other, metrics in pending if other == number]
             means = {name: float(np.mean([m[name] for m in mine])) for name in mine[0]}
+            for kind in KINDS:
+                have = [float(m[kind]) for m in mine if m[kind] >= 0]
+                means[kind] = float(np.mean(have)) if have else -1.0
+            for kind in KINDS:
+                have = [float(m[kind]) for m in mine if m[kind] >= 0]
+                means[kind] = float(np.mean(have)) if have else -1.0
             if number == progress.reached:
-                progress.recent += [float(m["answer"]) for m in mine]
+                progress.recent += [{kind: float(m[kind]) for kind in KINDS} for m in mine]
             progress.history.append({"step": progress.step, "stage": number, **means})
         progress.recent = progress.recent[-WINDOW:]
-        mean = float(np.mean(progress.recent)) if len(progress.recent) == WINDOW else 0.0
-        waited = progress.step - progress.opened >= curriculum.PATIENCE
-        if mean >= (curriculum.PATIENT_AT if waited else curriculum.ADVANCE_AT):
+        if len(progress.recent) == WINDOW and self._passed(self.plan[progress.reached]):
             if progress.released < 0 and not self._supervised_beyond():
                 progress.released = progress.step
             if progress.reached + 1 < len(self.plan):
                 progress.reached += 1
                 progress.opened = progress.step
                 progress.recent = []
+
+    def _passed(self, stage: Stage) -> bool:
+        """Whether the reached stage is to be left."""
+
+        def accuracy(kind: str) -> float:
+            have = [row[kind] for row in self.progress.recent if row[kind] >= 0]
+            return float(np.mean(have)) if have else 0.0
+
+        if all(accuracy(kind) >= goal for kind, goal in stage.goals):
+            return True
+        waited = self.progress.step - self.progress.opened >= stage.patience
+        return waited and accuracy("one") >= curriculum.MOSTLY
 
     def _supervised_beyond(self) -> bool:
         return any(stage.supervised for stage in self.plan[self.progress.reached + 1 :])
@@ -196,8 +212,9 @@ class Trainer:
         last = self.progress.history[-1]
         return (
             f"step {self.progress.step} {self.progress.seconds:.0f}s "
-            f"[{self.plan[int(last['stage'])].name}] answer {last['answer']:.3f} "
-            f"end {last['end']:.3f} copy {last['copy']:.3f} loss {last['answer_loss']:.3f} "
+            f"[{self.plan[int(last['stage'])].name}] "
+            + " ".join(f"{kind} {last[kind]:.2f}" for kind in KINDS if last[kind] >= 0)
+            + f" end {last['end']:.2f} loss {last['answer_loss']:.3f} "
             f"binding {last['binding_loss']:.3f} x {self.bind_weight():.3f} "
             f"rate {self.rate():.1e}"
         )
@@ -258,7 +275,7 @@ def main() -> None:
     settings = Settings(**{name: options[name] for name in vars(Settings())})
     out: Path = options["out"]
     if not (out / "tokenizer.json").exists():
-        save_tokenizer(build_tokenizer(), out, 2048)
+        save_tokenizer(build_tokenizer(), out, 8192)
     size = Encoder.load(out / "tokenizer.json").tokenizer.get_vocab_size()
     config = curriculum.model_config(options["model"], size)
     trainer = Trainer(config, curriculum.stages(options["curriculum"]), settings, out)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from herald_jax.training import words
-from herald_jax.training.tasks import make_document, prompt_text
+from herald_jax.training import prose, words
+from herald_jax.training.documents import make_document
+from herald_jax.training.tasks import UNKNOWN, make_question
 
 EOS, MASK = "<|endoftext|>", "<|mask|>"
 EOS_ID, MASK_ID = 0, 1
@@ -20,16 +21,19 @@ PATTERN = r"\n+| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 
 def corpus(seed: int, documents: int) -> Iterator[str]:
-    """Yields every listed word once and then generated documents with their questions."""
-    for name in ("ADJECTIVES", "NOUNS", "VALUE_WORDS", "PEOPLE", "ACTIONS", "THINGS", "TIMES"):
-        yield " " + " ".join(getattr(words, name))
+    """Yields generated documents with their questions, ordinary prose, and every listed word."""
     rng = random.Random(seed)
     for _ in range(documents):
         document = make_document(rng, 400, rng.randint(1, 16))
-        yield prompt_text(document.text, document.questions[0].text)
+        question = make_question(rng, "one", document)
+        yield document.text + question.prompt_text + UNKNOWN if question else document.text
+    yield from prose.sentences()
+    # Often enough that every word of the lists becomes one token.
+    for name in ("ADJECTIVES", "NOUNS", "VALUE_WORDS", "PEOPLE", "ACTIONS", "THINGS", "TIMES"):
+        yield (" " + " ".join(getattr(words, name))) * 100
 
 
-def build_tokenizer(vocab_size: int = 2048, seed: int = 0, documents: int = 3000) -> Tokenizer:
+def build_tokenizer(vocab_size: int = 4096, seed: int = 0, documents: int = 2000) -> Tokenizer:
     """Trains the tokenizer; equal arguments give an equal tokenizer.
 
     Args:

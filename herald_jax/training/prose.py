@@ -1,0 +1,71 @@
+"""Ordinary English that every Python installation has: its language reference and docstrings.
+
+It fills documents between facts and is what masked language modelling is trained on. The text is
+read from the running interpreter's standard library, so none of it is kept here; another Python
+version has slightly other sentences.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+PLAIN = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()\-/]{30,240}[.!?]")
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+FEWEST_WORDS = 7
+HELD_OUT = 10
+
+
+def _texts() -> Iterator[str]:
+    try:
+        from pydoc_data.topics import topics
+
+        yield from topics.values()
+    except ImportError:  # some distributions package it apart
+        pass
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(library.rglob("*.py")):
+        if LEFT_OUT.intersection(path.relative_to(library).parts):
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.get_docstring(node) or ""
+
+
+def _plain(texts: Iterator[str]) -> Iterator[str]:
+    for text in texts:
+        for paragraph in re.split(r"\n\s*\n", text):
+            line = " ".join(paragraph.split())
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", line):
+                bare = re.sub(r"[\"*`]", "", sentence)
+                if PLAIN.fullmatch(bare) and len(bare.split()) >= FEWEST_WORDS:
+                    yield bare
+
+
+@functools.cache
+def sentences(held_out: bool = False) -> tuple[str, ...]:
+    """Plain sentences in alphabetical order, each once.
+
+    Args:
+      held_out: the tenth that is never trained on, rather than the rest.
+
+    Raises:
+      RuntimeError: the standard library's text cannot be found.
+    """
+    found = sorted(set(_plain(_texts())))
+    if not found:
+        raise RuntimeError("no prose: this Python installation has no source of its library")
+    return tuple(s for s in found if _is_held_out(s) == held_out)
+
+
+def _is_held_out(sentence: str) -> bool:
+    return hashlib.sha256(sentence.encode()).digest()[0] % HELD_OUT == 0
