@@ -5,16 +5,23 @@
 Every item is a fresh document and one question about it; an answer counts if it is exactly right.
 ``delta`` is the method's score less dense's on the same items, with a paired bootstrap interval of
 95%. Answers are kept beside the output (``accuracy.items.jsonl``), so that an interrupted run goes
-on where it stopped. ``chance`` gives the answer to another such question.
+on where it stopped; files of several runs may be joined. ``chance`` gives the answer to another
+such question. A method may carry its C / K: ``herald-merged:1.5``.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
 import random
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.environment import arguments, write
@@ -24,78 +31,95 @@ from herald_jax.training.tasks import TASKS, Item, make_item
 SEED = 2_000_003
 RESAMPLES = 2000
 ANSWER_TOKENS = 96
-CHUNK = 64
+METHODS = ["herald-draft", "herald-merged", "mage", "centre", "window", "random"]
+#: Depths (0 the document's beginning, 1 its end) that are also reported apart.
+DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+Cell = tuple[str, int]
 
 
 class Answers:
     """What was answered so far, kept in a file of JSON lines."""
 
-    def __init__(self, path: Path | None, engine: Engine) -> None:
-        self.path, self.engine = path, engine
+    def __init__(
+        self, engine: Engine, path: Path | None, batch: int, exact_layers: int | None
+    ) -> None:
+        """``batch``: requests decoded together; ``exact_layers``: None for the model's."""
+        assert engine.tokenizer is not None, "the checkpoint has no tokenizer"
+        self.engine, self.path, self.batch = engine, path, batch
+        self.encode = engine.tokenizer.encode
+        self.exact_layers = engine.config.exact_layers if exact_layers is None else exact_layers
+        layers = [group.states for group in engine.stack.groups(0, len(engine.stack), None)]
+        weights = hashlib.sha256(f"{engine.config} {self.exact_layers}".encode())
+        for leaf in jax.tree.leaves((engine.stack.shell, layers)):
+            weights.update(np.asarray(leaf).tobytes())
+        self.model = weights.hexdigest()[:12]
         self._costs: dict[str, int] = {}
-        self.right: dict[tuple[str, float, str, int, int], bool] = {}
+        self._items: dict[Cell, list[Item]] = {}
+        self.right: dict[tuple[Any, ...], bool] = {}
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                *key, right = json.loads(line)
-                self.right[tuple(key)] = right  # type: ignore[index]
+            for line in path.read_text().splitlines(keepends=True):
+                # An interrupted run may have left half a line.
+                if line.endswith("\n"):
+                    *key, right = json.loads(line)
+                    self.right[tuple(key)] = right
 
-    def item(self, task: str, tokens: int, index: int) -> Item:
-        """Item ``index`` of a task: a document and a question of its own."""
-        rng = random.Random(f"{SEED}/{task}/{tokens}/{index}")
-        return make_item(task, rng, tokens, self.cost)
+    def items(self, cell: Cell, count: int) -> list[Item]:
+        """The first ``count`` items of a (task, tokens): a document and a question each."""
+        task, tokens = cell
+        made = self._items.setdefault(cell, [])
+        for index in range(len(made), count):
+            rng = random.Random(f"{SEED}/{task}/{tokens}/{index}")
+            made.append(make_item(task, rng, tokens, self._cost))
+        return made[:count]
 
-    def cost(self, atom: str) -> int:
-        """Tokens of a piece of text that no token crosses; remembered."""
+    def _cost(self, atom: str) -> int:
         if atom not in self._costs:
-            assert self.engine.tokenizer is not None
-            self._costs[atom] = len(self.engine.tokenizer.encode(atom))
+            self._costs[atom] = len(self.encode(atom))
         return self._costs[atom]
 
-    def run(
-        self, method: str, budget: float, task: str, tokens: int, count: int, batch: int
-    ) -> np.ndarray:
+    def run(self, method: str, budget: float, cell: Cell, count: int) -> np.ndarray:
         """bool [count], which items the method answers exactly."""
-        todo = [n for n in range(count) if (method, budget, task, tokens, n) not in self.right]
-        for at in range(0, len(todo), CHUNK):
-            part = todo[at : at + CHUNK]
-            items = {n: self.item(task, tokens, n) for n in part}
-            if method == "chance":
-                made = {n: item.guess for n, item in items.items()}
-            else:
-                made = self._generate(method, budget, tokens, items, batch)
-            for n, item in items.items():
-                self._keep((method, budget, task, tokens, n), made[n] == item.answer)
-            print(f"{method} {budget:g} {task} {tokens}: {at + len(part)}/{len(todo)}", flush=True)
-        return np.array([self.right[method, budget, task, tokens, n] for n in range(count)])
+        items = self.items(cell, count)
+        about = (self.model, method, budget, *cell)
+        todo = [n for n in range(count) if (*about, n) not in self.right]
+        began, done = time.perf_counter(), 0
+        for n, text in self._answers(method, budget, cell[1], {n: items[n] for n in todo}):
+            self._keep((*about, n), text == items[n].answer)
+            done += 1
+            if done % self.batch == 0 or done == len(todo):
+                seconds = time.perf_counter() - began
+                line = f"{method} {budget:g} {cell[0]} {cell[1]}: {done}/{len(todo)}"
+                print(f"{line}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        return np.array([self.right[*about, n] for n in range(count)])
 
-    def _generate(
-        self,
-        method: str,
-        budget: float,
-        tokens: int,
-        items: dict[int, Item],
-        batch: int,
-    ) -> dict[int, str]:
+    def _answers(
+        self, method: str, budget: float, tokens: int, items: dict[int, Item]
+    ) -> Iterator[tuple[int, str]]:
+        if method == "chance":
+            yield from ((n, item.guess) for n, item in items.items())
+        if method == "chance" or not items:
+            return
+        name, _, ratio = method.partition(":")
         config = EngineConfig(
-            method=method,
+            method=name,
             budget=Budget(budget),
-            max_batch=batch,
+            exact_layers=self.exact_layers,
+            max_batch=self.batch,
             max_context=tokens + ANSWER_TOKENS,
-            prefill_chunk=min(512, tokens),
+            prefill_chunk=min(1024, tokens),
         )
-        made: dict[int, str] = {}
+        given = [{"id": str(n), "prompt": item.prompt} for n, item in items.items()]
         with self.engine.with_config(config) as engine:
-            given = [{"id": str(n), "prompt": item.prompt} for n, item in items.items()]
             for result in engine.generate(given, GenerationConfig(max_new_tokens=ANSWER_TOKENS)):
                 assert isinstance(result, Result)
                 if result.error:
                     raise SystemExit(f"{method}: request {result.id}: {result.error}")
-                made[int(result.id)] = result.text.strip()
-        return made
+                yield int(result.id), result.text.strip()
 
-    def _keep(self, key: tuple[str, float, str, int, int], right: bool) -> None:
+    def _keep(self, key: tuple[Any, ...], right: bool) -> None:
         self.right[key] = right
         if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps([*key, right]) + "\n")
 
@@ -108,79 +132,75 @@ def interval(delta: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Scores by method, a group a task and context."""
-    import matplotlib
+def compare(right: np.ndarray, dense: np.ndarray) -> dict[str, Any]:
+    """Scores of a method and of dense on the same items, bool [n] each, and their difference."""
+    delta = right.astype(float) - dense.astype(float)
+    low, high = interval(delta)
+    return {
+        "n": len(right),
+        "score": round(float(right.mean()), 4),
+        "dense_score": round(float(dense.mean()), 4),
+        "delta": round(float(delta.mean()), 4),
+        "ci_low": round(low, 4),
+        "ci_high": round(high, 4),
+    }
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    cells = list(dict.fromkeys((row["task"], row["context"]) for row in rows))
-    names = list(dict.fromkeys((row["method"], row["budget"]) for row in rows))
-    figure, axis = plt.subplots(figsize=(4 + 1.8 * len(cells), 4), layout="constrained")
-    width = 0.8 / len(names)
-    for index, (method, budget) in enumerate(names):
-        chosen = {
-            (r["task"], r["context"]): r
-            for r in rows
-            if (r["method"], r["budget"]) == (method, budget)
-        }
-        heights = [chosen[cell]["score"] if cell in chosen else 0 for cell in cells]
-        at = np.arange(len(cells)) + (index - (len(names) - 1) / 2) * width
-        label = method if method in ("dense", "chance") else f"{method} {budget:.0%}"
-        axis.bar(at, heights, width * 0.9, label=label)
-    axis.set_xticks(range(len(cells)), [f"{task}\n{context} tokens" for task, context in cells])
-    axis.set_ylabel("exactly right")
-    axis.set_ylim(0, 1.02)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=130)
+def rows_of(answers: Answers, cell: Cell, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows of one task and context: every method and budget, over all depths and by depth."""
+    count = options.items
+    dense = answers.run("dense", 1.0, cell, count)
+    depth = np.array([item.depth for item in answers.items(cell, count)])
+    place = np.clip(np.digitize(depth, DEPTHS) - 1, 0, len(DEPTHS) - 2)
+    runs = [("dense", 1.0), ("chance", 0.0)]
+    runs += [(method, budget) for budget in options.budgets for method in options.methods]
+    for method, budget in runs:
+        right = answers.run(method, budget, cell, count)
+        about = {"model": options.model, "method": method, "budget": budget}
+        about |= {"task": cell[0], "context": cell[1]}
+        yield about | {"depth": "all"} | compare(right, dense)
+        for number in range(len(DEPTHS) - 1):
+            here = place == number
+            if here.any():
+                span = list(DEPTHS[number : number + 2])
+                yield about | {"depth": span} | compare(right[here], dense[here])
 
 
 def main() -> None:
     """Runs the benchmark."""
-    parser = arguments(__doc__.splitlines()[0])
-    methods = ["herald-draft", "herald-merged", "window", "random"]
+    parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--model", default="embedded", help="checkpoint directory or embedded")
-    parser.add_argument("--methods", nargs="+", default=methods, metavar="METHOD")
+    parser.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD")
     parser.add_argument("--budgets", nargs="+", type=float, default=[0.05], metavar="SHARE")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
-    parser.add_argument("--contexts", nargs="+", type=int, default=[1024], metavar="TOKENS")
+    parser.add_argument("--contexts", nargs="+", type=int, default=[2048], metavar="TOKENS")
     parser.add_argument("--items", type=int, default=500, help="questions a cell")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=16, help="requests decoded together")
+    parser.add_argument("--exact-layers", type=int, help="the model's by default")
     options = parser.parse_args()
     if options.quick:
-        vars(options).update(contexts=[512], items=16, tasks=options.tasks[:1])
-    engine = Engine.from_checkpoint(options.model)
+        vars(options).update(contexts=[512], items=16, tasks=["table"], methods=METHODS[:2])
+    try:
+        for budget in options.budgets:
+            Budget(budget)
+        EngineConfig(exact_layers=options.exact_layers, max_batch=options.batch)
+        engine = Engine.from_checkpoint(options.model)
+    except ValueError as error:
+        parser.error(str(error))
     kept = None if options.json is None else options.json.with_suffix(".items.jsonl")
-    answers = Answers(kept, engine)
+    answers = Answers(engine, kept, options.batch, options.exact_layers)
     rows: list[dict[str, Any]] = []
     for context in options.contexts:
         for task in options.tasks:
-            cell = (task, context, options.items, options.batch)
-            dense = answers.run("dense", 1.0, *cell)
-            runs = [("dense", 1.0), ("chance", 0.0)]
-            runs += [(method, budget) for method in options.methods for budget in options.budgets]
-            for method, budget in runs:
-                right = answers.run(method, budget, *cell)
-                low, high = interval(right.astype(float) - dense.astype(float))
-                row = {
-                    "model": options.model,
-                    "method": method,
-                    "budget": budget,
-                    "task": task,
-                    "context": context,
-                    "n": options.items,
-                    "score": round(float(right.mean()), 4),
-                    "dense_score": round(float(dense.mean()), 4),
-                    "delta": round(float(right.mean() - dense.mean()), 4),
-                    "ci_low": round(low, 4),
-                    "ci_high": round(high, 4),
-                }
+            for row in rows_of(answers, (task, context), options):
                 rows.append(row)
-                print(row, flush=True)
+                if row["depth"] == "all":
+                    print(row, file=sys.stderr, flush=True)
     settings = {key: str(value) for key, value in vars(options).items()}
-    write(options.json, settings | {"exact_layers": engine.config.exact_layers}, rows)
+    write(options.json, settings | {"exact_layers": answers.exact_layers}, rows)
     if options.plot:
+        from benchmarks.accuracy_plot import draw
+
         draw(options.plot, rows)
 
 

@@ -24,6 +24,8 @@ ONE_QUERY: dict[Ahead, str] = {
     "completed": "centre-completed",
 }
 ALL_QUERIES: dict[Ahead, str] = {"omitted": "mage-omitted", "drafted": "mage-drafted"}
+#: Numbers of drafted queries in between, evenly spaced (paper Fig. 8 counts what they cost).
+FEW_QUERIES = (2, 4, 8, 16)
 #: Steps of block n whose queries are merged; "done" is its commit pass, all positions.
 MERGE_STEPS = ("first", "middle", "last", "done")
 #: Recall and mass of [pairs] x [sparse layers, KV heads, budgets, 2].
@@ -63,16 +65,17 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
       Per label, float32 [sparse layers, H, budgets, 2]: recall and mass.
     """
     now, following = trajectory.blocks[number : number + 2]
+    asked: list[tuple[str, Ahead, int]] = [(name, ahead, 1) for ahead, name in ONE_QUERY.items()]
+    asked += [(f"herald-draft-{few}", "drafted", few) for few in FEW_QUERIES]
+    asked += [(name, ahead, network.config.block_size) for ahead, name in ALL_QUERIES.items()]
     seen = {
-        (name, ahead): look_ahead(network, trajectory, now, ahead, count)
-        for names, count in ((ONE_QUERY, 1), (ALL_QUERIES, network.config.block_size))
-        for ahead, name in names.items()
+        name: look_ahead(network, trajectory, now, ahead, count) for name, ahead, count in asked
     }
     layers = []
     for layer in range(network.config.exact_layers, network.config.num_layers):
         view = LayerView(network, trajectory, now, following, layer, case)
         ahead = {}
-        for (name, _), (made, length) in seen.items():
+        for name, (made, length) in seen.items():
             everyone = np.ones(made.queries.shape[1], bool)
             ahead[name] = view.score(made.queries[layer], everyone, made.cache[layer][0][0], length)
         layers.append(view.compare(ahead, seed + layer))

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from herald_jax import GenerationConfig
 from herald_jax.diffusion.accept import AcceptRule, accept, quota
-from herald_jax.diffusion.draft import draft, representative_position
+from herald_jax.diffusion.draft import draft
 from herald_jax.diffusion.sampling import ban, greedy
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
@@ -50,13 +50,16 @@ class Network:
         size = self.config.block_size
         return max(1, CHUNK // size) * size
 
-    def forward(self, cache: Cache, tokens: ArrayLike, position: int, row: int) -> Pass:
-        """One pass of int32 [S] tokens at ``position``, written at ``row`` and attending before.
+    def forward(
+        self, cache: Cache, tokens: ArrayLike, position: int, row: int, stride: int = 1
+    ) -> Pass:
+        """One pass of int32 [S] tokens, written from ``row`` on and attending what is before.
 
-        ``S`` is 1, a block or whole blocks; ``row`` is a multiple of it or of the block size.
+        ``S`` divides the block size or is whole blocks; ``row`` is a multiple of the block size.
+        Token i stands at ``position + i * stride``.
         """
         tokens = jnp.asarray(tokens, jnp.int32)
-        return _forward(self.graph, self.state, cache, tokens, position, row)
+        return _forward(self.graph, self.state, cache, tokens, position, row, stride)
 
 
 class Pass(NamedTuple):
@@ -116,18 +119,18 @@ class Trajectory:
 
 @partial(jax.jit, static_argnames="graph")
 def _forward(
-    graph: Any, state: Any, cache: Cache, tokens: jax.Array, position: int, row: int
+    graph: Any, state: Any, cache: Cache, tokens: jax.Array, position: int, row: int, stride: int
 ) -> Pass:
     model = nnx.merge(graph, state)
     count = tokens.shape[0]
-    positions = (position + jnp.arange(count))[None]
+    positions = (position + stride * jnp.arange(count))[None]
     rows = (row + jnp.arange(count))[None]
     x, written, queries, keys = model.embed(tokens[None]), [], [], []
     for layer, (old_k, old_v) in zip(model.layers, cache, strict=True):
         q, k, v = layer.pre(x, positions)
         whole_k = jax.lax.dynamic_update_slice_in_dim(old_k, k, row, axis=1)
         whole_v = jax.lax.dynamic_update_slice_in_dim(old_v, v, row, axis=1)
-        # A single query is a block of one: it sees the rows before it and its own.
+        # A few queries are a block of their own: they see the rows before them and one another.
         size = min(count, model.config.block_size)
         x = layer.post(x, attend_blocks(q, whole_k, whole_v, rows, size))
         written.append((whole_k, whole_v))
@@ -264,7 +267,8 @@ def look_ahead(
       trajectory: whose committed rows before ``block`` are attended.
       block: block n; rows for it are left out, its draft's, or the final ones.
       ahead: which of these.
-      count: 1 for the representative query at the centre (paper IV-A2), B for the whole block.
+      count: how many, evenly spaced; 1 for the representative query at the centre (paper IV-A2),
+        B for the whole block.
 
     Returns:
       The pass, and how many rows of its cache are attended (its own last).
@@ -273,9 +277,8 @@ def look_ahead(
     if ahead == "drafted":
         cache = network.forward(cache, block.draft, block.start, block.start).cache
     row = block.start + (0 if ahead == "omitted" else size)
-    position = representative_position(np.array(block.start), size) if count == 1 else None
+    stride = size // count
+    position = block.start + size + (stride // 2 if stride > 1 else 0)
     masks = np.full(count, network.config.mask_token_id, np.int32)
-    made = network.forward(
-        cache, masks, block.start + size if position is None else int(position), row
-    )
+    made = network.forward(cache, masks, position, row, stride)
     return made, row + count

@@ -1,0 +1,95 @@
+"""The picture of the accuracy benchmark: methods by task, and scores by length and depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+#: Whose scores are shown by length and depth.
+FOLLOWED = ("dense", "herald-draft", "herald-merged")
+
+
+def named(row: Row) -> str:
+    """A method with its budget, as the legend says it."""
+    method, budget = row["method"], row["budget"]
+    return method if method in ("dense", "chance") else f"{method} {budget:.0%}"
+
+
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    """One panel of bars a context that compares methods; one of depth a task and method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    pooled = [row for row in rows if row["depth"] == "all"]
+    contexts = sorted({row["context"] for row in pooled})
+    compared = [c for c in contexts if len({named(r) for r in pooled if r["context"] == c}) > 2]
+    panels = [("bars", context) for context in compared]
+    if len(contexts) > 1:
+        methods = {r["method"] for r in pooled}
+        panels += [("depth", method) for method in FOLLOWED if method in methods]
+    figure, axes = plt.subplots(
+        len(panels) or 1, 1, figsize=(13, 4.2 * (len(panels) or 1)), squeeze=False
+    )
+    figure.set_layout_engine("constrained")
+    for axis, (kind, what) in zip(axes[:, 0], panels, strict=False):
+        if kind == "bars":
+            _bars(axis, [row for row in pooled if row["context"] == what])
+            axis.set_title(f"exactly right, {what} tokens (intervals: difference from dense, 95%)")
+        else:
+            _depths(axis, [row for row in rows if row["method"] == what])
+            axis.set_title(f"{what}: exactly right by task, length and depth of what is asked for")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _bars(axis: Any, rows: Sequence[Row]) -> None:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    names = list(dict.fromkeys(named(row) for row in rows))
+    width = 0.84 / len(names)
+    for index, name in enumerate(names):
+        mine = {row["task"]: row for row in rows if named(row) == name}
+        at, heights, errors = [], [], []
+        for place, task in enumerate(tasks):
+            if task in mine:
+                row = mine[task]
+                at.append(place + (index - (len(names) - 1) / 2) * width)
+                heights.append(row["score"])
+                low, high = row["delta"] - row["ci_low"], row["ci_high"] - row["delta"]
+                errors.append((max(0.0, low), max(0.0, high)))
+        style = {"color": "black" if name == "dense" else f"C{index % 10}", "alpha": 0.85}
+        hatch = "//" if index >= 10 else None
+        axis.bar(at, heights, width * 0.92, label=name, hatch=hatch, **style)
+        axis.errorbar(at, heights, np.array(errors).T, fmt="none", ecolor="gray", elinewidth=0.8)
+    axis.set_xticks(range(len(tasks)), tasks)
+    axis.set_ylim(0, 1.04)
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _depths(axis: Any, rows: Sequence[Row]) -> None:
+    """A map: a row a depth, a column a task and context."""
+    budget = min(row["budget"] for row in rows)
+    rows = [row for row in rows if row["budget"] == budget and row["depth"] != "all"]
+    depths = sorted({tuple(row["depth"]) for row in rows})
+    columns = list(dict.fromkeys((row["task"], row["context"]) for row in rows))
+    columns.sort(key=lambda column: ([row["task"] for row in rows].index(column[0]), column[1]))
+    grid = np.full((len(depths), len(columns)), np.nan)
+    for row in rows:
+        at = depths.index(tuple(row["depth"])), columns.index((row["task"], row["context"]))
+        grid[at] = row["score"]
+    image = axis.imshow(grid, vmin=0, vmax=1, aspect="auto", cmap="RdYlGn")
+    for (y, x), score in np.ndenumerate(grid):
+        if not np.isnan(score):
+            axis.text(x, y, f"{score:.2f}", ha="center", va="center", fontsize=7)
+    labels = [f"{task}\n{context}" for task, context in columns]
+    axis.set_xticks(range(len(columns)), labels, fontsize=7)
+    axis.set_yticks(range(len(depths)), [f"{low:g}-{high:g}" for low, high in depths])
+    axis.set_ylabel("depth")
+    axis.figure.colorbar(image, ax=axis, fraction=0.02)
