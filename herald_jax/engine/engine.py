@@ -283,6 +283,7 @@ class Engine:
             "method": self.method,
             "method_reason": self.method_reason,
             "budget": None if self.method == "dense" else str(self.engine_config.budget),
+            "candidates_ratio": self.sizing.candidates_ratio(self.method),
             "model": self.config.family,
             "device": self.device.device_kind,
             "batch": self.engine_config.max_batch,

@@ -58,6 +58,11 @@ class Sizing:
         own = make_selector(method)
         return make_selector(method, self.config.candidates_ratio) if own.refines else own
 
+    def candidates_ratio(self, method: str | None) -> float | None:
+        """C / K of a method that refines; None for others, and before one was chosen."""
+        selector = None if method is None else self.selector(method)
+        return selector.candidates_ratio if selector is not None and selector.refines else None
+
     def shape(self, method: str, max_context: int) -> CacheShape:
         """Cache sizes of a method for requests of at most ``max_context`` tokens."""
         selector = self.selector(method)
