@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import jax.numpy as jnp
 import numpy as np
@@ -223,3 +225,7 @@ def test_nothing_leaks_after_finish_abort_and_error(method):
     assert pool.used == 0
     assert pool.free == pool.nbytes
     assert answers(made, prompts((40,)), RULE)
+    streams = weakref.ref(made.session.current or made.session.retrieval)
+    made.close()
+    gc.collect()
+    assert streams() is None
