@@ -126,8 +126,11 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
         return pair
 
     def watch_step(x, state, lengths):
-        seen.append((np.asarray(state.masked), np.asarray(lengths), []))
-        return step(x, state, lengths)
+        pools = []
+        seen.append((np.asarray(state.masked), np.asarray(lengths), [], pools))
+        out = step(x, state, lengths)
+        pools += [np.asarray(keys) for keys, _ in session.cache.pool]
+        return out
 
     monkeypatch.setattr(session.current, "step", watch_step)
     monkeypatch.setattr(session.current, "_load", watch_load)
@@ -141,7 +144,7 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
         assert seen[0][0].any(axis=1).all()
         if method == "oracle":
             assert not seen[-1][0].any(), "the commit is a selecting step too"
-        for _, lengths, layers in seen:
+        for _, lengths, layers, pools in seen:
             for slot, first in enumerate(begin):
                 kept = session.config.budget.entries(first - BLOCK)
                 assert lengths[slot] == 2 * BLOCK + kept
@@ -151,6 +154,13 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
                         want = extents[slot][layer][:, :first, which].swapaxes(0, 1)
                         np.testing.assert_array_equal(held[slot, :first], want)
                         assert not held[slot, first:].any()
+                    for head in range(HEADS):
+                        rows = {row.tobytes(): n for n, row in enumerate(pair[0][slot, :, head])}
+                        chosen = pools[layer][slot, 2 * BLOCK : lengths[slot], head]
+                        places = {rows[row.tobytes()] for row in chosen}
+                        assert len(places) == kept
+                        assert {*range(session.config.sinks)} <= places
+                        assert max(places) < first - BLOCK, "the tail was selected too"
     # The block that was just committed is on the host already.
     for _, slot in session.batch.active():
         for extent in slot.booking.extents:
@@ -183,7 +193,7 @@ def test_mage_reuses_step_0s_selection_and_oracle_does_not():
 @pytest.mark.parametrize("method", CURRENT)
 def test_a_broken_prefix_fails_its_request_alone(method):
     """KV that is not finite ends one request with a sentence; its slot serves the next one."""
-    given = prompts((60, 50, 70))
+    given = prompts((60, 50, 6))
     good = answers(engine(method, 0.2, max_batch=2), given, RULE)
     made, results = engine(method, 0.2, max_batch=2), {}
     for item in made.generate(given, RULE, stream=True):
