@@ -200,7 +200,6 @@ def test_a_broken_prefix_fails_its_request_alone(method):
         if hasattr(item, "finish_reason"):
             results[item.id] = item
         elif item.id == "0" and (slot := made.session.batch.slots[0]) is not None:
-            # A row so late that equal, broken scores would not choose it.
             for extent in slot.booking.extents:
                 extent[:, 40] = np.nan
     assert "not finite" in results["0"].error

@@ -56,7 +56,8 @@ class CurrentBlockPrograms:
     ) -> tuple[jax.Array, Buffer, Buffer]:
         """One layer over its whole KV: exact importance, the K best rows, attention.
 
-        A slot whose scores are not finite answers NaN, so that it fails like any broken slot.
+        A row whose score is not a number ranks highest: it is attended, and its slot fails like any
+        whose output is not finite.
 
         Args:
           buffer: [N, R, H_kv, D] with position r in row r, valid before the block and finite
@@ -84,8 +85,7 @@ class CurrentBlockPrograms:
             pool_of(whole[1], v, state.start, best, self.selected),
         )
         out = attend(q, *pool, lengths) if self.every_step else attend(q, *whole, end)
-        finite = jnp.isfinite(scores).all(axis=(1, 2))
-        return layer.post(x, jnp.where(finite[:, None, None, None], out, jnp.nan)), pool, whole
+        return layer.post(x, out), pool, whole
 
 
 class CurrentBlock:
