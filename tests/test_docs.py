@@ -14,6 +14,7 @@ import typer
 
 from herald_jax.cli import app
 from herald_jax.engine.engine import EMBEDDED
+from herald_jax.selection import SELECTORS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,6 +58,12 @@ def test_options_table_names_real_options() -> None:
     named = {option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row)}
     assert len(named) > 10
     assert named <= known
+
+
+def test_every_method_has_a_row() -> None:
+    table = (ROOT / "docs" / "selectors.md").read_text()
+    named = re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)
+    assert sorted(named) == sorted(SELECTORS)
 
 
 def test_files_that_the_documents_name_exist() -> None:

@@ -386,8 +386,14 @@ def test_booked_equals_planned(method):
     plan = sizing.plan(sizing.shape(method, 192))
     held = sum(b.nbytes for pair in session.cache.exact for b in pair)
     assert held == plan.exact
-    pool = session.full_pool.bytes_for(192) * session.shape.slots if session.retrieval else 0
+    pool = session.full_pool.bytes_for(192) * session.shape.slots if method != "dense" else 0
     assert abs(pool - plan.host_pool) <= 4096 * session.shape.slots
+    moving = session.retrieval or session.current
+    staging = moving.staging.keys + moving.staging.values if moving else []
+    assert sum(part.nbytes for part in staging) == plan.staging
+    session.cache.reset_pool()
+    held = sum(b.nbytes for pair in session.cache.pool for b in pair)
+    assert held + plan.staging == plan.pools
     weights = made.stack.parameter_bytes
     assert weights == plan.weights
 

@@ -15,6 +15,7 @@ from herald_jax.cli.options import (
     MOST_TOKENS,
     BudgetFraction,
     BudgetTokens,
+    CandidatesRatio,
     DeviceMemory,
     Dtype,
     ExactLayers,
@@ -28,7 +29,7 @@ from herald_jax.cli.options import (
 )
 from herald_jax.cli.platform import prepare_platform
 from herald_jax.cli.request_files import ResultFile, read_requests, read_text
-from herald_jax.selection import SELECTORS, make_selector
+from herald_jax.selection import SELECTORS, check_method
 
 METHODS = "; ".join(
     [
@@ -49,6 +50,7 @@ def generate(
     ] = "auto",
     budget: BudgetFraction = None,
     budget_tokens: BudgetTokens = None,
+    candidates_ratio: CandidatesRatio = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="One prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(metavar="F", help="A text file that is one prompt.")
@@ -173,8 +175,7 @@ def generate(
     device_bytes = read_size(device_memory, "--device-memory")
     host_bytes = read_size(host_memory, "--host-memory")
     with refusals():
-        if method not in ("auto", "dense"):
-            make_selector(method)
+        check_method(method, candidates_ratio)
     with ExitStack() as stack:
         inputs = [path for path in (prompt_file, requests) if path is not None]
         results = None if output is None else stack.enter_context(ResultFile(output, inputs))
@@ -201,6 +202,7 @@ def generate(
         config = EngineConfig(
             method=method,
             budget=chosen_budget,
+            candidates_ratio=candidates_ratio,
             exact_layers=exact_layers,
             max_batch=min(max_batch, max(1, len(work))),
             max_context=max_context,

@@ -46,6 +46,14 @@ BudgetTokens = Annotated[
         help="A fixed number of attended positions instead of --budget.",
     ),
 ]
+CandidatesRatio = Annotated[
+    float | None,
+    typer.Option(
+        metavar="R",
+        show_default="the method's",
+        help="Rows fetched per row kept, 1 or more, for methods that refine on the device.",
+    ),
+]
 ExactLayers = Annotated[
     int | None,
     typer.Option(

@@ -16,6 +16,7 @@ from herald_jax.cli.options import (
     MOST_TOKENS,
     BudgetFraction,
     BudgetTokens,
+    CandidatesRatio,
     DeviceMemory,
     Dtype,
     ExactLayers,
@@ -70,6 +71,7 @@ def plan(
     max_batch: MaxBatch = 8,
     budget: BudgetFraction = None,
     budget_tokens: BudgetTokens = None,
+    candidates_ratio: CandidatesRatio = None,
     exact_layers: ExactLayers = None,
     block_size: Annotated[
         int | None,
@@ -109,6 +111,7 @@ def plan(
         context = max_context or config.max_position_embeddings
         engine_config = EngineConfig(
             budget=chosen_budget,
+            candidates_ratio=candidates_ratio,
             exact_layers=exact_layers,
             max_batch=max_batch,
             max_context=context,

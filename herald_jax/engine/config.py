@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from herald_jax.diffusion.accept import AcceptRule, Compare, Fallback, Strategy
@@ -17,6 +18,7 @@ class EngineConfig:
       method: "auto" (dense while the KV cache fits the device, herald-draft beyond), "dense", or
         a selector's name.
       budget: selected entries per KV head in the sparse layers.
+      candidates_ratio: C / K of selectors that refine on the device; None takes the selector's own.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
@@ -37,6 +39,7 @@ class EngineConfig:
 
     method: str = "auto"
     budget: Budget = field(default_factory=Budget)
+    candidates_ratio: float | None = None
     exact_layers: int | None = None
     max_batch: int = 8
     max_context: int | None = None
@@ -60,6 +63,11 @@ class EngineConfig:
             if not getattr(self, name) > 0:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} {getattr(self, name)} is not positive: give 1 or more")
+        ratio = self.candidates_ratio
+        if ratio is not None and not (ratio >= 1 and math.isfinite(ratio)):
+            raise ValueError(
+                f"--candidates-ratio {ratio:g} cannot be used: give 1 (fetch what is kept) or more"
+            )
         if self.exact_layers is not None and self.exact_layers < 0:
             raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")
         if self.sinks < 0:

@@ -23,7 +23,7 @@ from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.full_pool import PoolFull
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import make_selector
+from herald_jax.selection import check_method
 from herald_jax.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -50,10 +50,11 @@ class Engine:
           engine_config: how to run.
 
         Raises:
-          ValueError: the method is unknown or leaves it no sparse layer.
+          ValueError: the method is unknown, leaves it no sparse layer, or takes no C / K.
         """
         self.config, self.tokenizer = config, tokenizer
         self.engine_config = engine_config or EngineConfig()
+        check_method(self.engine_config.method, self.engine_config.candidates_ratio)
         self.device = jax.devices()[0]
         shared = isinstance(model, LayerStack)
         self.stack = model if shared else LayerStack(model, self.device)
@@ -193,7 +194,7 @@ class Engine:
             self.config,
             self.stack,
             shape,
-            None if method == "dense" else make_selector(method),
+            self.sizing.selector(method),
             self.engine_config,
             generation,
             host_bytes=self.sizing.host_pool_bytes(method, shape),
@@ -282,6 +283,7 @@ class Engine:
             "method": self.method,
             "method_reason": self.method_reason,
             "budget": None if self.method == "dense" else str(self.engine_config.budget),
+            "candidates_ratio": self.sizing.candidates_ratio(self.method),
             "model": self.config.family,
             "device": self.device.device_kind,
             "batch": self.engine_config.max_batch,

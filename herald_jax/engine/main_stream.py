@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from herald_jax.diffusion.draft import draft, representative_position
-from herald_jax.engine.errors import EngineError, WaitTimeout
+from herald_jax.engine.current_block import CurrentBlock
+from herald_jax.engine.errors import EngineError
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, Decision, Decoding, StepPrograms
 from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.transfer import start_fetch
 
@@ -28,33 +29,27 @@ class Lookahead:
     Attributes:
       representative: run step 1 over 2B tokens and hand over the draft's KV and the representative.
       attends_draft: the representative attends the draft, not only the committed blocks.
-      queries: capture the merged queries of step 0.
+      merge_step: the step whose merged queries are captured, or None.
       begin: called once with (representative, drafts, queries) as soon as they are queued.
     """
 
     representative: bool
     attends_draft: bool
-    queries: bool
+    merge_step: int | None
     begin: Callable[[jax.Array | None, list[jax.Array] | None, list[jax.Array] | None], None]
 
-
-def wait_ready(array: jax.Array, timeout: float, what: str) -> None:
-    """Waits for an array of the device, but not for ever.
-
-    Raises:
-      WaitTimeout: after ``timeout`` seconds, naming ``what`` was waited for.
-    """
-    deadline = time.monotonic() + timeout
-    pause = 1e-5
-    while not array.is_ready():  # type: ignore[attr-defined]
-        if time.monotonic() > deadline:
-            raise WaitTimeout(f"waited {timeout:g} s for {what}")
-        time.sleep(pause)
-        pause = min(pause * 2, 2e-4)
+    @property
+    def begin_step(self) -> int:
+        """The step that has all that the selector wants."""
+        return 1 if self.representative else self.merge_step or 0
 
 
 class MainStream:
-    """Runs the step programs over the device's cache."""
+    """Runs the step programs over the device's cache.
+
+    Attributes:
+      current: runs the sparse layers of steps that read whole layers, where there are any.
+    """
 
     def __init__(
         self,
@@ -66,8 +61,9 @@ class MainStream:
         queue_depth: int,
         timeout: float,
         timeline: Timeline,
+        current: CurrentBlock | None = None,
     ) -> None:
-        self.stack, self.programs, self.cache = stack, programs, cache
+        self.stack, self.programs, self.cache, self.current = stack, programs, cache, current
         self.timeout, self.timeline = timeout, timeline
         exact = cache.shape.exact_layers
         self.exact_groups = stack.groups(0, exact, layer_group)
@@ -117,12 +113,11 @@ class MainStream:
         for step in range(self.block + 2):
             lengths = rows if step == 0 else kept
             with self.timeline.span("main", "queue"):
-                if step == 0:
-                    decision = self._first(state, decoding, lengths, keep, lookahead)
-                elif step == 1 and lookahead is not None and lookahead.representative:
-                    decision = self._pair_step(state, argmax, decoding, lengths, lookahead)
+                ahead = lookahead if lookahead and lookahead.begin_step == step else None
+                if ahead is not None and ahead.representative:
+                    decision = self._pair_step(state, argmax, decoding, lengths, ahead)
                 else:
-                    decision = self._plain(state, decoding, lengths, step)
+                    decision = self._step(step, state, decoding, lengths, keep, ahead)
             decision.any_masked.copy_to_host_async()
             if previous is not None:
                 with self.timeline.span("main", "denoise"):
@@ -163,47 +158,59 @@ class MainStream:
             self._pace(x)
         return x
 
-    def _plain(
-        self, state: BlockState, decoding: Decoding, lengths: jax.Array, step: int
-    ) -> Decision:
-        x = self._exact(self.stack.embed(state.tokens), state)
-        for group, part in self._pool_parts():
-            program = self.stack.on_layers(self.programs.pool_step, group, donate=[0])
-            x, self.cache.pool[part] = program(self.cache.pool[part], x, state.positions, lengths)
-            self._pace(x)
-        return self._decide(x, state, decoding, step)
-
-    def _first(
+    def _step(
         self,
+        step: int,
         state: BlockState,
         decoding: Decoding,
         lengths: jax.Array,
         budget: jax.Array,
-        lookahead: Lookahead | None,
+        ahead: Lookahead | None,
     ) -> Decision:
-        shape = self.cache.shape
-        refines = shape.candidates > shape.selected
+        """A step of the denoising group alone; ``ahead`` where retrieval begins at it."""
+        x = self._exact(self.stack.embed(state.tokens), state)
+        refines = step == 0 and self.cache.shape.candidates > self.cache.shape.selected
+        merges = ahead is not None and ahead.merge_step == step
         queries: list[jax.Array] | None = None
-        if refines or (lookahead is not None and lookahead.queries):
-            queries = []
-            x = self._exact(self.stack.embed(state.tokens), state)
-            for group, part in self._pool_parts():
-                program = self.stack.on_layers(
-                    self.programs.first_step, group, donate=[] if refines else [0]
-                )
-                x, self.cache.pool[part], merged = program(
-                    self.cache.pool[part], x, state.positions, lengths, state.masked, budget
-                )
-                queries += merged
-                self._pace(x)
-            decision = self._decide(x, state, decoding, 0)
+        if self.current is not None and self.current.selects_at(step):
+            x = self.current.step(x, state, lengths)
+        elif refines or merges:
+            x, queries = self._queried(x, state, lengths, budget, refines)
         else:
-            decision = self._plain(state, decoding, lengths, 0)
-        if lookahead is not None and not lookahead.representative:
-            if queries is not None:
-                start_fetch(queries)
-            lookahead.begin(None, None, queries)
+            x = self._pool(x, state, lengths)
+        decision = self._decide(x, state, decoding, step)
+        if ahead is not None:
+            start_fetch(queries or [])
+            ahead.begin(None, None, queries)
         return decision
+
+    def _pool(self, x: jax.Array, state: BlockState, lengths: jax.Array) -> jax.Array:
+        for group, part in self._pool_parts():
+            program = self.stack.on_layers(self.programs.pool_step, group, donate=[0])
+            x, self.cache.pool[part] = program(self.cache.pool[part], x, state.positions, lengths)
+            self._pace(x)
+        return x
+
+    def _queried(
+        self,
+        x: jax.Array,
+        state: BlockState,
+        lengths: jax.Array,
+        budget: jax.Array,
+        refines: bool,
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """As ``_pool``, with the merged queries of every sparse layer."""
+        queries: list[jax.Array] = []
+        # A refined pool is smaller than its candidates and cannot take their place.
+        donate = [] if refines else [0]
+        for group, part in self._pool_parts():
+            program = self.stack.on_layers(self.programs.query_step, group, donate=donate)
+            x, self.cache.pool[part], merged = program(
+                self.cache.pool[part], x, state.positions, lengths, state.masked, budget
+            )
+            queries += merged
+            self._pace(x)
+        return x, queries
 
     def _pair_step(
         self,

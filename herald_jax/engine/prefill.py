@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 import host_kernels
-from herald_jax.engine.main_stream import wait_ready
 from herald_jax.engine.prefill_programs import PrefillPrograms, place
 from herald_jax.engine.request import Slot
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, DeviceCache, zeros
 from herald_jax.kv.plan import prefill_rows
@@ -24,7 +24,8 @@ class Prefill:
 
     The prompt's whole blocks run block-causally in chunks of fixed size over a buffer of one
     request; each sparse layer's KV goes to the full pool while the next chunk computes. Then the
-    first generated block runs once as it will be decoded, and its masked rows select.
+    first generated block runs once as it will be decoded, and its masked rows select, unless the
+    block will select for itself.
     """
 
     def __init__(
@@ -74,8 +75,11 @@ class Prefill:
             at = np.int32(index)
             self.cache.exact = place(self.cache.exact, buffers[:exact], at)
             if self.cache.shape.sparse_layers:
-                pools = self._select(slot, buffers)
-                self.cache.pool = place(self.cache.pool, pools, at)
+                select_len = whole - block
+                slot.selected = self.budget.entries(select_len)
+                if not self.cache.shape.whole_layers:
+                    pools = self._select(slot, buffers, select_len)
+                    self.cache.pool = place(self.cache.pool, pools, at)
             # Prefill time must not pass for decoding time.
             for k, _ in self.cache.exact[-1:] + self.cache.pool[-1:]:
                 wait_ready(k, self.timeout, f"prefill of request {slot.request.id}")
@@ -118,12 +122,10 @@ class Prefill:
                 [extent], np.array([start], np.int32), count, np.asarray(k), np.asarray(v)
             )
 
-    def _select(self, slot: Slot, buffers: Sequence[Buffer]) -> list[Buffer]:
+    def _select(self, slot: Slot, buffers: Sequence[Buffer], select_len: int) -> list[Buffer]:
         shape, block = self.cache.shape, self.programs.block
         tokens, masked = slot.block(block, self.programs.config.mask_token_id)
         start = np.int32(slot.start)
-        select_len = max(0, slot.start - block)
-        slot.selected = self.budget.entries(select_len)
         x = self.stack.embed(tokens[None])
         for group in self.exact_groups:
             program = self.stack.on_layers(self.programs.first_block_exact, group)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from herald_jax.engine.choice import best_rows, pool_of
 from herald_jax.engine.step_programs import Buffer, write_rows
 from herald_jax.models.attention import attend, attend_blocks, importance
 from herald_jax.models.config import ModelConfig
@@ -31,20 +32,6 @@ class PrefillPrograms:
     def block(self) -> int:
         """B."""
         return self.config.block_size
-
-    def best_rows(self, scores: jax.Array, select_len: jax.Array, count: int) -> jax.Array:
-        """The ``count`` best of rows [0, select_len), sinks first, ties by the lower index.
-
-        Args:
-          scores: float32 [H_kv, R], finite.
-
-        Returns:
-          int32 [H_kv, count] in descending order; what lies past ``select_len`` comes last.
-        """
-        row = jnp.arange(scores.shape[1])
-        scores = jnp.where(row < self.sinks, jnp.inf, scores)
-        _, best = jax.lax.top_k(jnp.where(row < select_len, scores, -jnp.inf), count)
-        return best
 
     def chunk(
         self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
@@ -90,8 +77,7 @@ class PrefillPrograms:
           scores: float32 [layers, H_kv, R] in place of importance, or None.
 
         Returns:
-          x and each layer's pool rows [1, 2B + K, H_kv, D]: own rows unset, the tail, the K best
-          in descending order, so that a request's K_r leading ones are its selection.
+          x and each layer's pool rows [1, 2B + K, H_kv, D], see ``pool_of``.
         """
         b = self.block
         positions = start + jnp.arange(b, dtype=jnp.int32)[None]
@@ -104,16 +90,13 @@ class PrefillPrograms:
             x = layer.post(x, attend(q, keys, values, length))
             mass = importance(q, keys, length, masked)[0] if scores is None else scores[index]
             count = min(self.selected, keys.shape[1])
-            best = self.best_rows(mass, select_len, count)
-
-            def rows_of(buffer: jax.Array, best: jax.Array = best, count: int = count) -> jax.Array:
-                tail = jax.lax.dynamic_slice_in_dim(buffer, start - b, b, axis=1)
-                chosen = jnp.take_along_axis(buffer, best.T[None, :, :, None], axis=1)
-                spare = self.selected - count
-                chosen = jnp.pad(chosen, ((0, 0), (0, spare), (0, 0), (0, 0)))
-                return jnp.concatenate([jnp.zeros_like(tail), tail, chosen], axis=1)
-
-            pools.append((rows_of(keys), rows_of(values)))
+            best = best_rows(mass, select_len, count, sinks=self.sinks)[None]
+            pools.append(
+                (
+                    pool_of(keys, k, start[None], best, self.selected),
+                    pool_of(values, v, start[None], best, self.selected),
+                )
+            )
         return x, pools
 
 

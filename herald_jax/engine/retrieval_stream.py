@@ -21,31 +21,15 @@ import numpy as np
 
 import host_kernels
 from herald_jax.diffusion.draft import representative_position
+from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.worker import Worker
 from herald_jax.kv.device_cache import Buffer, CacheShape
-from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.transfer import Staging
 from herald_jax.selection import LayerSerialSelector, QueryOnceSelector, SelectionJob, Selector
 from herald_jax.selection.callback import SelectionCallback, dispatch
-
-
-@dataclass
-class BlockRows:
-    """Rows of one block on their way to the full pool: a committed block, or a draft.
-
-    Attributes:
-      bookings: per slot, where the rows go; None for a slot that does not take part.
-      start: int32 [N], first position of the block.
-      groups: arrays on the device that follow the sparse layers, [layers, 2, N, B, H_kv, D] each,
-        keys then values.
-    """
-
-    bookings: Sequence[Booking | None]
-    start: np.ndarray
-    groups: Sequence[jax.Array]
 
 
 @dataclass
@@ -187,7 +171,7 @@ class RetrievalStream:
         try:
             with self.timeline.span(f"retrieval-{stream}", "rows to host"):
                 for rows in retrieval.rows:
-                    self._store(rows, first, last)
+                    rows.store(self.shape, first, last)
             for layer in self._select(retrieval, part, stream):
                 if part.error is not None:
                     raise part.error
@@ -206,22 +190,6 @@ class RetrievalStream:
                 first + int(bad), "selection met scores that are not finite numbers"
             )
         retrieval.seconds = max(retrieval.seconds, time.perf_counter() - began)
-
-    def _store(self, rows: BlockRows, first: int, last: int) -> None:
-        block = self.shape.block_size
-        bookings = rows.bookings[first:last]
-        live = [booking is not None and booking.live for booking in bookings]
-        counts = np.array([block if alive else 0 for alive in live], np.int32)
-        if not counts.any():
-            return
-        start = np.where(live, rows.start[first:last], 0).astype(np.int32)
-        layers = (layer for group in rows.groups for layer in np.asarray(group))
-        for index, (keys, values) in enumerate(layers):
-            extents = [
-                booking.extents[index] if booking is not None and alive else self.shape.nothing
-                for booking, alive in zip(bookings, live, strict=True)
-            ]
-            host_kernels.store(extents, start, counts, keys[first:last], values[first:last])
 
     def _select(self, retrieval: Retrieval, part: SelectionJob, stream: int) -> Any:
         """Yields each sparse layer once its indices are there."""

@@ -10,20 +10,27 @@ import numpy as np
 
 import host_kernels
 from herald_jax.engine.batch import Batch
+from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.config import EngineConfig, GenerationConfig
+from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
 from herald_jax.engine.errors import WaitTimeout
 from herald_jax.engine.main_stream import Lookahead, MainStream
 from herald_jax.engine.prefill import Prefill
 from herald_jax.engine.prefill_programs import PrefillPrograms
 from herald_jax.engine.request import Request, Result, Slot
-from herald_jax.engine.retrieval_stream import BlockRows, RetrievalStream
+from herald_jax.engine.retrieval_stream import RetrievalStream
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import StepPrograms
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
-from herald_jax.kv.full_pool import FullPool
+from herald_jax.kv.full_pool import Booking, FullPool
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import LayerSerialSelector, Selector
+from herald_jax.selection import (
+    CurrentBlockSelector,
+    LayerSerialSelector,
+    QueryOnceSelector,
+    Selector,
+)
 
 SPARE_CORES = 3
 
@@ -69,6 +76,16 @@ class Session:
         )
         group = config.layer_group or (4 if accelerator else None)
         depth = (2 if accelerator else 0) if config.queue_depth is None else config.queue_depth
+        self.current: CurrentBlock | None = None
+        if isinstance(selector, CurrentBlockSelector):
+            self.current = CurrentBlock(
+                selector,
+                stack,
+                CurrentBlockPrograms(model, config.sinks, shape.selected, selector.every_step),
+                self.cache,
+                timeout=config.timeout,
+                timeline=timeline,
+            )
         self.main = MainStream(
             stack,
             self._step_programs(generation),
@@ -77,6 +94,7 @@ class Session:
             queue_depth=depth,
             timeout=config.timeout,
             timeline=timeline,
+            current=self.current,
         )
         self.prefill = Prefill(
             stack,
@@ -90,7 +108,7 @@ class Session:
             timeline=timeline,
         )
         self.retrieval: RetrievalStream | None = None
-        if selector is not None:
+        if selector is not None and self.current is None:
             streams = config.retrieval_streams or (2 if accelerator else 1)
             self.retrieval = RetrievalStream(
                 selector,
@@ -117,12 +135,14 @@ class Session:
             confidence=generation.confidence,
             sampled=generation.temperature > 0,
             ban_mask=generation.ban_mask,
+            rotates=not isinstance(self.selector, QueryOnceSelector) or self.selector.rotates,
         )
 
     @property
     def host_kv_bytes(self) -> int:
         """Host memory that holds KV: bookings at present and staging."""
-        return self.full_pool.used + (self.retrieval.staging.nbytes if self.retrieval else 0)
+        moving = self.retrieval or self.current
+        return self.full_pool.used + (moving.staging.nbytes if moving is not None else 0)
 
     def admit(self, index: int, request: Request) -> Slot:
         """Books host memory for a request and reads its prompt into slot ``index``.
@@ -174,6 +194,8 @@ class Session:
         """
         began = time.perf_counter()
         batch, timeline = self.batch, self.timeline
+        if self.current is not None:
+            self.current.begin(self._bookings(), batch.per_slot(lambda slot: slot.start))
         lookahead = self._lookahead()
         tokens, broken, steps = self.main.denoise(
             batch.state(),
@@ -215,13 +237,21 @@ class Session:
                 rows.append(BlockRows(bookings, job.start, drafts))
             retrieval.begin(job, rows, representative=representative, queries=queries)
 
-        needs_queries = getattr(selector, "needs_queries", False)
+        merge_step = selector.merge_step if isinstance(selector, QueryOnceSelector) else None
         return Lookahead(
-            isinstance(selector, LayerSerialSelector), selector.attends_draft, needs_queries, begin
+            isinstance(selector, LayerSerialSelector), selector.attends_draft, merge_step, begin
         )
 
     def _boundary(self) -> dict[int, str]:
-        """Joins the retrieval and swaps pools; the wait is the block-boundary stall."""
+        """Joins the retrieval and swaps pools; the wait is the block-boundary stall.
+
+        Without a retrieval stream, the committed block's KV goes to the host here.
+        """
+        if self.current is not None:
+            self.current.commit()
+            for _, slot in self.batch.active():
+                slot.selected = self.config.budget.entries(slot.start)
+            return {}
         retrieval = self.retrieval
         if retrieval is None:
             return {}
@@ -235,11 +265,13 @@ class Session:
         self.timeline.stall_seconds += time.perf_counter() - began
         with self.timeline.span("main", "swap"):
             committed = self.main.swap([pair for pair in done.pool if pair is not None])
-        bookings = [None if slot is None else slot.booking for slot in self.batch.slots]
-        self._committed = BlockRows(bookings, done.job.start, [committed])
+        self._committed = BlockRows(self._bookings(), done.job.start, [committed])
         for n, slot in self.batch.active():
             slot.selected = int(done.job.candidates[n])
         return done.failures
+
+    def _bookings(self) -> list[Booking | None]:
+        return [None if slot is None else slot.booking for slot in self.batch.slots]
 
     def abandon(self) -> None:
         """Empties every slot, once no retrieval reads their bookings any more."""
@@ -255,3 +287,5 @@ class Session:
         self.abandon()
         if self.retrieval is not None:
             self.retrieval.close()
+        if self.current is not None:
+            self.current.close()

@@ -13,7 +13,7 @@ from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.host_memory import format_bytes, host_memory_room
 from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import make_selector
+from herald_jax.selection import CurrentBlockSelector, Selector, make_selector
 
 
 class Sizing:
@@ -47,16 +47,34 @@ class Sizing:
             )
         return exact
 
+    def selector(self, method: str) -> Selector | None:
+        """The selector of a method, with the asked C / K if it refines; None for "dense".
+
+        Raises:
+          ValueError: the method is unknown.
+        """
+        if method == "dense":
+            return None
+        own = make_selector(method)
+        return make_selector(method, self.config.candidates_ratio) if own.refines else own
+
+    def candidates_ratio(self, method: str | None) -> float | None:
+        """C / K of a method that refines; None for others, and before one was chosen."""
+        selector = None if method is None else self.selector(method)
+        return selector.candidates_ratio if selector is not None and selector.refines else None
+
     def shape(self, method: str, max_context: int) -> CacheShape:
         """Cache sizes of a method for requests of at most ``max_context`` tokens."""
+        selector = self.selector(method)
         return cache_shape(
             self.model,
             slots=self.config.max_batch,
             max_context=max_context,
             exact_layers=self.exact_layers(method),
             budget=self.config.budget,
-            candidates_ratio=1.0 if method == "dense" else make_selector(method).candidates_ratio,
+            candidates_ratio=1.0 if selector is None else selector.candidates_ratio,
             dtype=self.dtype,
+            whole_layers=isinstance(selector, CurrentBlockSelector),
         )
 
     def plan(self, shape: CacheShape) -> MemoryPlan:

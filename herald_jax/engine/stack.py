@@ -88,7 +88,7 @@ class LayerStack:
           group: whose layers to run.
           donate: positions in ``args`` whose buffers the program may reuse.
         """
-        key = (*_identity(body), group.kinds)
+        key = (*_identity(body), group.kinds, tuple(donate))
         if key not in self._programs:
             graphs = [self._graphs[kind] for kind in group.kinds]
 

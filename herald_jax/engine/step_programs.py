@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from herald_jax.diffusion.accept import AcceptRule, accept, quota
 from herald_jax.diffusion.sampling import Confidence, Sampling, ban, greedy, sample
+from herald_jax.engine.choice import voters
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.layers import rotary_angles, rotate
@@ -88,6 +89,7 @@ class StepPrograms:
       sinks: leading positions always kept; ``selected``: K's capacity.
       rule, confidence, ban_mask: see ``GenerationConfig``.
       sampled: False when every slot decodes greedily, which needs no sorting of logits.
+      rotates: merged queries are rotated by B positions.
     """
 
     config: ModelConfig
@@ -97,6 +99,7 @@ class StepPrograms:
     confidence: Confidence = "unfiltered"
     sampled: bool = False
     ban_mask: bool = True
+    rotates: bool = True
 
     @property
     def block(self) -> int:
@@ -164,7 +167,7 @@ class StepPrograms:
         """One step through sparse layers: lengths = rows of the pool in use."""
         return self._step("pool", layers, buffers, x, positions, lengths)
 
-    def first_step(
+    def query_step(
         self,
         layers: Any,
         buffers: Any,
@@ -174,16 +177,19 @@ class StepPrograms:
         masked: jax.Array,
         budget: jax.Array,
     ) -> tuple[jax.Array, list[Buffer], list[jax.Array]]:
-        """Step 0 through sparse layers for selectors that use its queries.
+        """A step through sparse layers for selectors that use its queries.
 
         Where the pool holds candidates, they are all attended, and the ``budget[n]`` best by the
-        mean softmax of the masked queries stay (compacted). The merged query of every layer is
-        the mean over masked positions of the post-RoPE query, rotated by +B positions.
+        mean softmax of the voting queries stay (compacted). The merged query of every layer is
+        the mean over voting positions of the post-RoPE query, rotated by +B positions if asked.
+        The masked positions vote, or all where none is left.
 
         Returns:
           x, buffers of capacity 2B + K, and merged queries float32 [N, H_q, D] per layer.
         """
         result, merged = [], []
+        voting = voters(masked)
+        votes = voting[..., None, None].astype(jnp.float32)
         angles = rotary_angles(
             jnp.array([self.block]), self.config.head_dim, self.config.rope_theta
         )
@@ -191,11 +197,10 @@ class StepPrograms:
             q, k, v = layer.pre(x, positions)
             buffer = self._own("pool", buffer, k, v, positions[:, 0])
             x = layer.post(x, attend(q, *buffer, lengths))
-            votes = masked[..., None, None].astype(jnp.float32)
-            mean = (q.astype(jnp.float32) * votes).sum(1) / jnp.maximum(votes.sum(1), 1)
-            merged.append(rotate(mean, angles))
+            mean = (q.astype(jnp.float32) * votes).sum(1) / votes.sum(1)
+            merged.append(rotate(mean, angles) if self.rotates else mean)
             if buffer[0].shape[1] > 2 * self.block + self.selected:
-                buffer = self._refine(q, buffer, lengths, masked, budget)
+                buffer = self._refine(q, buffer, lengths, voting, budget)
             result.append(buffer)
         return x, result, merged
 
@@ -204,11 +209,11 @@ class StepPrograms:
         q: jax.Array,
         buffer: Buffer,
         lengths: jax.Array,
-        masked: jax.Array,
+        voting: jax.Array,
         budget: jax.Array,
     ) -> Buffer:
         fixed = 2 * self.block
-        scores = importance(q, buffer[0], lengths, masked)[..., fixed:]
+        scores = importance(q, buffer[0], lengths, voting)[..., fixed:]
         row = jnp.arange(scores.shape[-1])
         # Candidates ascend by position, so the sinks come first.
         sinks = row < jnp.minimum(self.sinks, budget)[:, None, None]

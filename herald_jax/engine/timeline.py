@@ -27,7 +27,7 @@ class Timeline:
     Attributes:
       blocks, steps: lockstep blocks denoised and forward passes of the main stream.
       block_seconds: time in denoising, commit and boundary; ``stall_seconds``: of which the main
-        stream waited for the retrieval stream (the block-boundary stall).
+        stream waited for the retrieval stream (the block-boundary stall) or for whole layers.
       retrieval_seconds: time the retrieval stream took.
     """
 

@@ -23,6 +23,8 @@ class CacheShape:
       exact_layers, sparse_layers: how the network's layers are split.
       selected: K's capacity; ``candidates``: C's capacity, rows fetched per block.
       block_size, kv_heads, head_dim, dtype: of the network.
+      whole_layers: no idle pool is fetched; each sparse layer's whole KV comes when it is needed,
+        one layer at a time.
     """
 
     slots: int
@@ -35,6 +37,7 @@ class CacheShape:
     kv_heads: int
     head_dim: int
     dtype: np.dtype
+    whole_layers: bool = False
 
     @property
     def nothing(self) -> np.ndarray:
@@ -61,13 +64,18 @@ class CacheShape:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of one sparse pool; two are held, and staging is as large as one."""
+        """Bytes of the active sparse pool."""
         return self.sparse_layers * self.layer_bytes(self.pool_rows) if self.sparse_layers else 0
 
     @property
+    def incoming_bytes(self) -> int:
+        """Bytes on their way to the device, held there and in staging: idle pool or whole layer."""
+        return self.layer_bytes(self.rows) if self.whole_layers else self.pool_bytes
+
+    @property
     def device_bytes(self) -> int:
-        """Bytes of KV held on the device: exact buffers, active and idle pool."""
-        return self.exact_bytes + 2 * self.pool_bytes
+        """Bytes of KV held on the device: exact buffers, active pool, and what is on its way."""
+        return self.exact_bytes + self.pool_bytes + self.incoming_bytes
 
 
 def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:

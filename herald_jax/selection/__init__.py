@@ -7,30 +7,71 @@ from herald_jax.selection.controls import Random, Window
 from herald_jax.selection.herald_draft import HeraldDraft
 from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.job import SelectionJob
-from herald_jax.selection.selector import LayerSerialSelector, QueryOnceSelector, Selector
+from herald_jax.selection.mage import Mage
+from herald_jax.selection.merged import Merged
+from herald_jax.selection.merged_late import MergedLate
+from herald_jax.selection.merged_unrotated import MergedUnrotated
+from herald_jax.selection.oracle import Oracle
+from herald_jax.selection.selector import (
+    CurrentBlockSelector,
+    LayerSerialSelector,
+    QueryOnceSelector,
+    Selector,
+)
 
 SELECTORS: dict[str, type[Selector]] = {
-    selector.name: selector for selector in (HeraldDraft, HeraldMerged, Centre, Random, Window)
+    selector.name: selector
+    for selector in (
+        HeraldDraft,
+        HeraldMerged,
+        Merged,
+        MergedUnrotated,
+        MergedLate,
+        Mage,
+        Oracle,
+        Centre,
+        Random,
+        Window,
+    )
 }
 
 
-def make_selector(name: str) -> Selector:
-    """The selector behind a method name.
+def check_method(name: str, candidates_ratio: float | None = None) -> None:
+    """Refuses a method that is unknown, or that a C / K does not go with.
 
     Raises:
-      ValueError: the name is unknown; the message lists the known ones.
+      ValueError: with one sentence.
+    """
+    if name not in ("auto", "dense"):
+        make_selector(name, candidates_ratio)
+    elif candidates_ratio is not None:
+        refining = ", ".join(name for name, selector in SELECTORS.items() if selector.refines)
+        raise ValueError(
+            f"--candidates-ratio {candidates_ratio:g} does not go with --method {name}: leave it "
+            f"out, or use one of {refining}"
+        )
+
+
+def make_selector(name: str, candidates_ratio: float | None = None) -> Selector:
+    """The selector behind a method name, with its own C / K or another.
+
+    Raises:
+      ValueError: the name is unknown (the message lists the known ones), or a ratio is given and
+        the selector does not refine.
     """
     if name not in SELECTORS:
         known = ", ".join(["auto", "dense", *SELECTORS])
         raise ValueError(f"--method {name!r} is unknown: use one of {known}")
-    return SELECTORS[name]()
+    return SELECTORS[name](candidates_ratio)
 
 
 __all__ = [
     "SELECTORS",
+    "CurrentBlockSelector",
     "LayerSerialSelector",
     "QueryOnceSelector",
     "SelectionJob",
     "Selector",
+    "check_method",
     "make_selector",
 ]

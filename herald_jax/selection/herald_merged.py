@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -12,16 +12,20 @@ from herald_jax.selection.selector import QueryOnceSelector
 
 
 class HeraldMerged(QueryOnceSelector):
-    """Mean of the masked positions' post-RoPE queries at step 0, rotated one block on."""
+    """Mean of the masked positions' post-RoPE queries at step 0, rotated one block on.
+
+    The variants differ from it in class attributes only.
+    """
 
     name: ClassVar[str] = "herald-merged"
     summary: ClassVar[str] = "merged step-0 query, keys-only CPU scan, refinement on the device"
-    needs_queries: ClassVar[bool] = True
-    candidates_ratio: ClassVar[float] = 2.0
+    merge_step: ClassVar[Literal[0, 1] | None] = 0
+    refines: ClassVar[bool] = True
+    own_ratio: ClassVar[float] = 2.0
 
     def choose(self, layer: int, q: np.ndarray | None, job: SelectionJob) -> None:
         """See ``QueryOnceSelector.choose``; every layer is independent of the others."""
-        assert q is not None, "herald-merged needs the merged queries"
+        assert q is not None, f"{self.name} needs the merged queries"
         status = host_kernels.select(
             q,
             job.extents[layer],

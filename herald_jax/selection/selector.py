@@ -9,7 +9,7 @@ import numpy as np
 
 from herald_jax.selection.job import SelectionJob
 
-Style = Literal["layer-serial", "query-once"]
+Style = Literal["layer-serial", "query-once", "current-block"]
 
 
 class Selector(abc.ABC):
@@ -21,15 +21,32 @@ class Selector(abc.ABC):
       name: what ``--method`` calls it.
       summary: one line for ``--help`` and the docs.
       attends_draft: the draft's rows are written to the full pool and enter the softmax.
-      candidates_ratio: C / K; above 1 the engine fetches C rows and keeps the best K at step 0 of
-        the next block, judged by that block's real queries.
+      refines: the engine may fetch C > K rows and keep the best K at step 0 of the next block,
+        judged by that block's real queries.
+      own_ratio: C / K unless asked otherwise.
+      candidates_ratio: C / K of this instance.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     style: ClassVar[Style]
     attends_draft: ClassVar[bool] = False
-    candidates_ratio: ClassVar[float] = 1.0
+    refines: ClassVar[bool] = False
+    own_ratio: ClassVar[float] = 1.0
+
+    def __init__(self, candidates_ratio: float | None = None) -> None:
+        """``candidates_ratio``: C / K, at least 1, or None for the selector's own.
+
+        Raises:
+          ValueError: a ratio is given and the selector does not refine.
+        """
+        if candidates_ratio is not None and not self.refines:
+            raise ValueError(
+                f"--candidates-ratio {candidates_ratio:g} does not go with --method {self.name}, "
+                "which keeps every row it fetches: leave it out, or use a method that refines, "
+                "like herald-merged"
+            )
+        self.candidates_ratio = self.own_ratio if candidates_ratio is None else candidates_ratio
 
     def prefill_scores(
         self, layer: int, kv_heads: int, rows: int, select_len: int, seed: int
@@ -80,11 +97,14 @@ class QueryOnceSelector(Selector):
     """All layers select independently, from queries that are known at once (or from none).
 
     Attributes:
-      needs_queries: the merged queries of step 0 are captured for every sparse layer.
+      merge_step: the step (0 or 1, which every block has) whose masked queries are merged for
+        every sparse layer; None where no queries are needed.
+      rotates: merged queries are rotated by B positions, to where the next block is.
     """
 
     style: ClassVar[Style] = "query-once"
-    needs_queries: ClassVar[bool] = False
+    merge_step: ClassVar[Literal[0, 1] | None] = None
+    rotates: ClassVar[bool] = True
 
     @abc.abstractmethod
     def choose(self, layer: int, q: np.ndarray | None, job: SelectionJob) -> None:
@@ -92,6 +112,22 @@ class QueryOnceSelector(Selector):
 
         Args:
           layer: index among the sparse layers.
-          q: float32 [N, H_q, D], merged queries rotated to the next block, if asked for.
+          q: float32 [N, H_q, D], merged queries, if asked for.
           job: the block's job; ``job.status`` is updated.
         """
+
+
+class CurrentBlockSelector(Selector):
+    """Exact: a block's own masked queries score its whole prefix, on the device.
+
+    There is no retrieval stream. Each sparse layer's whole KV comes from the host when a step
+    needs it, and the K rows of highest importance are kept. The main stream waits meanwhile, so
+    these are references to compare with, not ways to be fast.
+
+    Attributes:
+      every_step: select at every step and attend the selection alone; otherwise select once, at
+        step 0, which attends everything, and attend the selection from step 1 on.
+    """
+
+    style: ClassVar[Style] = "current-block"
+    every_step: ClassVar[bool]

@@ -1,0 +1,193 @@
+"""What the merged query's variants choose, and the ratio of candidates to kept rows."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+
+import numpy as np
+import pytest
+from networks import TINY, answers, engine, prompts
+from sessions import RULE, advance, start
+
+from herald_jax import EngineConfig
+from herald_jax.cli import main
+from herald_jax.models.attention import attend
+from herald_jax.selection import SELECTORS
+from host_kernels import reference
+
+BLOCK = TINY.block_size
+MERGED = [name for name, made in SELECTORS.items() if made.refines]
+
+
+def plain_layer(layers, x, positions, keys, values, lengths):
+    """One sparse layer over a pool: the hidden state and the queries [N, B, H_q, D]."""
+    q, k, v = layers[0].pre(x, positions)
+    keys, values = keys.at[:, :BLOCK].set(k), values.at[:, :BLOCK].set(v)
+    return layers[0].post(x, attend(q, keys, values, lengths)), q
+
+
+@functools.cache
+def turned(positions: int) -> np.ndarray:
+    """The rotation by ``positions`` as a complex factor per channel pair, in float64."""
+    half = TINY.head_dim // 2
+    return np.exp(1j * positions * TINY.rope_theta ** (-np.arange(half) / half))
+
+
+def rotated(q: np.ndarray, positions: int) -> np.ndarray:
+    half = TINY.head_dim // 2
+    z = (q[..., :half] + 1j * q[..., half:]) * turned(positions)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("method", MERGED)
+def test_merged_queries_and_their_choice(method, blocks, monkeypatch):
+    """Per sparse layer: mean over voters at the right step, the rotation, keys-only top-k."""
+    session, seen = start(method), {"inputs": []}
+    begin, decide = session.retrieval.begin, session.main._decide
+
+    def watch_begin(job, rows, **rest):
+        seen.update(rest, job=job, steps=len(seen["inputs"]))
+        begin(job, rows, **rest)
+
+    def watch_decide(x, state, decoding, step):
+        # Before the decision: what this step saw, and the pool it saw it with.
+        seen["inputs"].append((state, seen.pop("before")))
+        return decide(x, state, decoding, step)
+
+    embed = session.main._exact
+
+    def watch_exact(x, state):
+        out = embed(x, state)
+        seen["before"] = (
+            np.asarray(out),
+            [tuple(np.asarray(part).copy() for part in pair) for pair in session.cache.pool],
+        )
+        return out
+
+    monkeypatch.setattr(session.retrieval, "begin", watch_begin)
+    monkeypatch.setattr(session.main, "_decide", watch_decide)
+    monkeypatch.setattr(session.main, "_exact", watch_exact)
+    for _ in range(blocks):
+        seen["inputs"].clear()
+        used, kept = session.batch.pool_rows(), session.batch.kept_rows()
+        advance(session)
+    selector, job = session.selector, seen["job"]
+    assert seen["steps"] == selector.merge_step + 1, "retrieval began at another step"
+    state, (x, pools) = seen["inputs"][selector.merge_step]
+    lengths = kept if selector.merge_step else used
+    masked = np.asarray(state.masked)
+    voters = np.where(masked.any(1, keepdims=True), masked, True)
+    if selector.merge_step:
+        assert not masked.all(), "step 0 accepted nothing"
+    stack, exact = session.main.stack, session.shape.exact_layers
+    for index, group in enumerate(stack.groups(exact, len(stack), 1)):
+        x, q = stack.on_layers(plain_layer, group)(x, state.positions, *pools[index], lengths)
+        q = np.asarray(q)
+        want = np.stack([q[n][voters[n]].astype(np.float64).mean(0) for n in range(2)])
+        want = rotated(want, BLOCK) if method != "merged-unrotated" else want
+        got = np.asarray(seen["queries"][index])
+        np.testing.assert_allclose(got, want, atol=1e-4)
+        chosen = np.full_like(job.indices[index], -1)
+        reference.select(
+            got,
+            job.extents[index],
+            job.select_len,
+            job.select_len,
+            job.candidates,
+            chosen,
+            sinks=job.sinks,
+        )
+        np.testing.assert_array_equal(job.indices[index], chosen)
+    ratio = 2 if method == "herald-merged" else 1
+    np.testing.assert_array_equal(job.candidates, np.minimum(job.select_len, ratio * job.budget))
+    session.close()
+
+
+def test_variants_choose_differently_at_a_small_budget():
+    """Each attribute reaches the selection: no variant is another by accident."""
+    chosen = {}
+    for method in MERGED:
+        session, begin = start(method, (150,)), None
+        begin = session.retrieval.begin
+
+        def watch(job, rows, begin=begin, method=method, **rest):
+            chosen[method] = job
+            begin(job, rows, **rest)
+
+        session.retrieval.begin = watch
+        advance(session)
+        session.close()
+    rows = {name: job.indices[..., : job.budget[0]] for name, job in chosen.items()}
+    assert not np.array_equal(rows["merged"], rows["merged-unrotated"])
+    assert not np.array_equal(rows["merged"], rows["merged-late"])
+    assert chosen["herald-merged"].candidates[0] == 2 * chosen["merged"].candidates[0]
+
+
+# -- C / K ----------------------------------------------------------------------------------------
+
+
+def test_a_ratio_makes_one_variant_of_another():
+    given = prompts((150, 33, 90, 7))
+    pairs = [("merged", None), ("merged", 2), ("herald-merged", None), ("herald-merged", 1)]
+    made = {
+        (name, ratio): answers(engine(name, 0.25, max_batch=2, candidates_ratio=ratio), given, RULE)
+        for name, ratio in pairs
+    }
+    assert made["merged", None] == made["herald-merged", 1]
+    assert made["merged", 2] == made["herald-merged", None]
+    assert made["merged", None] != made["merged", 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio"),
+    [("herald-merged", 1), ("herald-merged", 1.25), ("merged-late", 1.5), ("merged", 50)],
+)
+def test_a_ratio_sizes_candidates_and_plan(method, ratio):
+    """Fetched: ceil(C/K * K_r) rows of what there is; held: what was planned."""
+    given = prompts((150, 40))
+    made = engine(method, 0.25, max_batch=2, candidates_ratio=ratio)
+    answers(made, given, RULE)
+    session, shape = made.session, made.sizing.shape(method, 192)
+    assert session.shape == shape
+    assert shape.candidates == min(192 - 2 * BLOCK, math.ceil(ratio * shape.selected))
+    assert shape.pool_rows == 2 * BLOCK + shape.candidates
+    assert session.retrieval.staging.keys[0].shape[1] == shape.pool_rows
+    summary = made.summary(1.0)
+    assert summary["candidates_ratio"] == ratio
+
+
+def test_plan_takes_a_ratio_where_it_applies(capsys):
+    reports = {}
+    for ratio in (None, "3"):
+        options = [] if ratio is None else ["--candidates-ratio", ratio]
+        assert main(["plan", "--max-context", "1024", *options, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["methods"]
+        reports[ratio] = {row["method"]: row for row in rows}
+    for method, row in reports["3"].items():
+        larger = row["pools"] > reports[None][method]["pools"]
+        assert larger == (method in MERGED), method
+    assert reports[None]["herald-merged"]["pools"] > reports[None]["merged"]["pools"]
+
+
+@pytest.mark.parametrize(
+    "method", ["auto", "dense", *(name for name in SELECTORS if name not in MERGED)]
+)
+def test_a_ratio_for_what_does_not_refine_is_refused(method, capsys):
+    with pytest.raises(
+        ValueError, match=f"--candidates-ratio 2 .*--method {method}.*herald-merged"
+    ):
+        engine(method, candidates_ratio=2)
+    options = ["--prompt", "a", "--method", method, "--candidates-ratio", "2"]
+    assert main(["generate", *options]) == 2
+    said = capsys.readouterr().err
+    assert "--candidates-ratio 2 does not go with" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("ratio", [0.99, 0, -2, math.nan, math.inf])
+def test_a_ratio_below_one_is_refused(ratio):
+    with pytest.raises(ValueError, match=r"--candidates-ratio .* give 1 "):
+        EngineConfig(method="herald-merged", candidates_ratio=ratio)
