@@ -104,6 +104,7 @@ class Answers:
             method=name,
             budget=Budget(budget),
             exact_layers=self.exact_layers,
+            candidates_ratio=float(ratio) if ratio else None,
             max_batch=self.batch,
             max_context=tokens + ANSWER_TOKENS,
             prefill_chunk=min(1024, tokens),
