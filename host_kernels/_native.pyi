@@ -22,6 +22,7 @@ def attend(
     sinks: int,
     self_key: _Floats | None,
     self_value: _Floats | None,
+    elsewhere: _Floats | None,
     scale: float,
     output: _Floats | None,
     status: _Ints,

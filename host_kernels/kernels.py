@@ -15,6 +15,7 @@ from host_kernels import _native
 from host_kernels.checks import (
     Extents,
     RowShape,
+    check_array,
     check_attend,
     check_gather,
     check_self,
@@ -96,20 +97,28 @@ def select(
     indices: NDArray[np.int32],
     *,
     sinks: int = 4,
+    elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
     """The selection of ``attend_select`` alone: reads keys only, computes no attention output.
 
-    Arguments and errors are those of ``attend_select``.
+    Arguments and errors are those of ``attend_select``. Several queries of one slot may stand
+    where its G query heads do: importance is then summed over them too.
+
+    Args:
+        elsewhere: float32 ``[N, H_q]``, log of the sum of exp(score) over keys that the query
+            attends outside ``kv``; they take part in the normaliser. -inf is none.
 
     Returns:
         The status, int32 ``[N]``: 0, or 1 where a score was not finite.
     """
     shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
     return _attend(
         shape, q, kv, attend_len, select_len, budget, indices, sinks, None, None, scale, None,
-        threads,
+        threads, elsewhere,
     )  # fmt: skip
 
 
@@ -127,6 +136,7 @@ def _attend(
     scale: float | None,
     out: NDArray[np.float32] | None,
     threads: int | None,
+    elsewhere: NDArray[np.float32] | None = None,
 ) -> NDArray[np.int32]:
     apply_environment()
     status = np.zeros(shape.slots, np.int32)
@@ -141,6 +151,7 @@ def _attend(
         min(int(sinks), 2**31 - 1),
         self_k,
         self_v,
+        elsewhere,
         shape.dim**-0.5 if scale is None else scale,
         out,
         status,

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels.checks import Extents, check_attend, check_gather, check_self, check_store
+from host_kernels.checks import (
+    Extents,
+    check_array,
+    check_attend,
+    check_gather,
+    check_self,
+    check_store,
+)
 
 IMPORTANCE_FLOOR = 2.0**-100
 """A query head's share below this counts as zero importance."""
@@ -34,6 +41,7 @@ def importance(
     attend_len: int,
     *,
     self_k: NDArray[np.float32] | None = None,
+    elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
 ) -> NDArray[np.float64]:
     """Softmax mass ``[H_kv, attend_len]`` of each row, summed over the query heads of a KV head.
@@ -45,9 +53,10 @@ def importance(
         extent: ``[H_kv, rows, 2, D]``.
         attend_len: rows attended.
         self_k: ``[H_kv, D]``, takes part in the normaliser.
+        elsewhere: ``[H_q]``, log of the sum of exp(score) over further keys in the normaliser.
         scale: softmax scale, 1/sqrt(D) by default.
     """
-    weights = _softmax(q, extent, attend_len, self_k, scale)[:, :attend_len]
+    weights = _softmax(q, extent, attend_len, self_k, scale, elsewhere)[:, :attend_len]
     weights = np.where(weights < IMPORTANCE_FLOOR, 0, weights)
     heads = extent.shape[0]
     grouped = weights.reshape(heads, q.shape[0] // heads, attend_len)
@@ -61,6 +70,7 @@ def _softmax(
     attend_len: int,
     self_k: NDArray[np.float32] | None,
     scale: float | None,
+    elsewhere: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float64]:
     """Probabilities ``[H_q, attend_len (+ 1)]``; NaN where a score does not fit float32."""
     keys = extent[:, :attend_len, 0]
@@ -70,10 +80,14 @@ def _softmax(
         s = scores(q, keys, q.shape[-1] ** -0.5 if scale is None else scale)
         if not np.isfinite((s * np.log2(np.e)).astype(np.float32)).all():
             return np.full(s.shape, np.nan)
+    if elsewhere is not None and not (elsewhere < np.inf).all():
+        return np.full(s.shape, np.nan)
     if not s.shape[1]:
         return s
-    weights: NDArray[np.float64] = np.exp(s - s.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
+    outside = np.full(len(s), -np.inf) if elsewhere is None else elsewhere.astype(np.float64)
+    most = np.maximum(s.max(axis=1), outside)
+    weights: NDArray[np.float64] = np.exp(s - most[:, None])
+    weights /= (weights.sum(axis=1) + np.exp(outside - most))[:, None]
     return weights
 
 
@@ -137,16 +151,20 @@ def select(
     indices: NDArray[np.int32],
     *,
     sinks: int = 4,
+    elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
     """See ``host_kernels.select``."""
     shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
     status = np.zeros(shape.slots, np.int32)
     for n, extent in enumerate(kv):
-        weights = _softmax(q[n], extent, int(attend_len[n]), None, scale)
+        outside = None if elsewhere is None else elsewhere[n]
+        weights = _softmax(q[n], extent, int(attend_len[n]), None, scale, outside)
         status[n] = 0 if np.isfinite(weights).all() else 1
-    _select(q, kv, attend_len, select_len, budget, indices, sinks, None, scale, status)
+    _select(q, kv, attend_len, select_len, budget, indices, sinks, None, scale, status, elsewhere)
     return status
 
 
@@ -161,6 +179,7 @@ def _select(
     self_k: NDArray[np.float32] | None,
     scale: float | None,
     status: NDArray[np.int32],
+    elsewhere: NDArray[np.float32] | None = None,
 ) -> None:
     indices[:] = -1
     for n, extent in enumerate(kv):
@@ -169,7 +188,9 @@ def _select(
             indices[n, :, :wanted] = recent_rows(limit, wanted, sinks)
             continue
         own = None if self_k is None else self_k[n]
-        mass = importance(q[n], extent, int(attend_len[n]), self_k=own, scale=scale)
+        outside = None if elsewhere is None else elsewhere[n]
+        length = int(attend_len[n])
+        mass = importance(q[n], extent, length, self_k=own, elsewhere=outside, scale=scale)
         for h, values in enumerate(mass):
             indices[n, h, :wanted] = top_rows(values[:limit], wanted, sinks)
 

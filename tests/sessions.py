@@ -11,11 +11,11 @@ from herald_jax.engine.request import Request
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
 
 
-def start(method: str, lengths=(112, 90), seed: int = 0):
+def start(method: str, lengths=(112, 90), seed: int = 0, budget: float = 0.25):
     """A session of two slots with some filled; always of one size, to compile little."""
     given = prompts(lengths, seed=seed)
     requests = [Request(str(n), np.array(p, np.int32), 40) for n, p in enumerate(given)]
-    session = engine(method, 0.25, max_batch=2)._prepare(requests, RULE)
+    session = engine(method, budget, max_batch=2)._prepare(requests, RULE)
     for index, request in enumerate(requests):
         session.admit(index, request)
     return session

@@ -6,6 +6,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +23,30 @@ from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.transfer import start_fetch
 
 
+Queries = tuple[jax.Array, jax.Array | None]
+
+
 @dataclass(frozen=True)
 class Lookahead:
     """What the selector wants from the main stream, and whom to tell.
 
     Attributes:
-      representative: run step 1 over 2B tokens and hand over the draft's KV and the representative.
-      attends_draft: the representative attends the draft, not only the committed blocks.
+      masks: tokens of the next block that step 1 carries along, beside the draft: 1 is the
+        representative, which is handed over with the draft's KV; B give merged queries; 0 none.
+      attends_draft: the masks attend the draft, not only the committed blocks.
       merge_step: the step whose merged queries are captured, or None.
       begin: called once with (representative, drafts, queries) as soon as they are queued.
     """
 
-    representative: bool
+    masks: int
     attends_draft: bool
     merge_step: int | None
-    begin: Callable[[jax.Array | None, list[jax.Array] | None, list[jax.Array] | None], None]
+    begin: Callable[[jax.Array | None, list[jax.Array] | None, list[Queries] | None], None]
 
     @property
     def begin_step(self) -> int:
         """The step that has all that the selector wants."""
-        return 1 if self.representative else self.merge_step or 0
+        return 1 if self.masks else self.merge_step or 0
 
 
 class MainStream:
@@ -114,7 +119,7 @@ class MainStream:
             lengths = rows if step == 0 else kept
             with self.timeline.span("main", "queue"):
                 ahead = lookahead if lookahead and lookahead.begin_step == step else None
-                if ahead is not None and ahead.representative:
+                if ahead is not None and ahead.masks:
                     decision = self._pair_step(state, argmax, decoding, lengths, ahead)
                 else:
                     decision = self._step(step, state, decoding, lengths, keep, ahead)
@@ -171,7 +176,7 @@ class MainStream:
         x = self._exact(self.stack.embed(state.tokens), state)
         refines = step == 0 and self.cache.shape.candidates > self.cache.shape.selected
         merges = ahead is not None and ahead.merge_step == step
-        queries: list[jax.Array] | None = None
+        queries: list[Queries] | None = None
         if self.current is not None and self.current.selects_at(step):
             x = self.current.step(x, state, lengths)
         elif refines or merges:
@@ -180,7 +185,7 @@ class MainStream:
             x = self._pool(x, state, lengths)
         decision = self._decide(x, state, decoding, step)
         if ahead is not None:
-            start_fetch(queries or [])
+            start_fetch(jax.tree.leaves(queries))
             ahead.begin(None, None, queries)
         return decision
 
@@ -198,9 +203,9 @@ class MainStream:
         lengths: jax.Array,
         budget: jax.Array,
         refines: bool,
-    ) -> tuple[jax.Array, list[jax.Array]]:
+    ) -> tuple[jax.Array, list[Queries]]:
         """As ``_pool``, with the merged queries of every sparse layer."""
-        queries: list[jax.Array] = []
+        queries: list[Queries] = []
         # A refined pool is smaller than its candidates and cannot take their place.
         donate = [] if refines else [0]
         for group, part in self._pool_parts():
@@ -220,8 +225,8 @@ class MainStream:
         lengths: jax.Array,
         lookahead: Lookahead,
     ) -> Decision:
-        mask_id = self.programs.config.mask_token_id
-        tokens, positions = _pair_inputs(state, argmax, mask_id)
+        mask_id, b = self.programs.config.mask_token_id, self.block
+        tokens, positions = _pair_inputs(state, argmax, mask_id, lookahead.masks)
         x = self.stack.embed(tokens)
         row = state.positions[:, -1] + 1 if lookahead.attends_draft else state.start
         for group in self.exact_groups:
@@ -231,18 +236,30 @@ class MainStream:
                 self.cache.exact[part], x, positions, state.start, row
             )
             self._pace(x)
-        width = 2 * self.block
-        representative, x = _columns(x, width, width + 1), _columns(x, 0, width)
-        positions = _columns(positions, 0, width)
-        drafts: list[jax.Array] = []
+        if lookahead.masks == 1:
+            representative, x = _columns(x, 2 * b, 2 * b + 1), _columns(x, 0, 2 * b)
+            pair = _columns(positions, 0, 2 * b)
+            x, drafts = self._through_pool(self.programs.pool_pair, x, pair, lengths)
+            start_fetch(drafts)
+            lookahead.begin(representative, drafts, None)
+        else:
+            x, layers = self._through_pool(self.programs.pool_ahead, x, positions, lengths)
+            queries = [merged for group in layers for merged in group]
+            start_fetch(jax.tree.leaves(queries))
+            lookahead.begin(None, None, queries)
+        return self._decide(_columns(x, 0, b), state, decoding, 1)
+
+    def _through_pool(
+        self, body: Callable[..., Any], x: jax.Array, positions: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, list[Any]]:
+        """Sparse layers with a program that returns x, buffers and something for each group."""
+        made = []
         for group, part in self._pool_parts():
-            program = self.stack.on_layers(self.programs.pool_pair, group, donate=[0])
-            x, self.cache.pool[part], rows = program(self.cache.pool[part], x, positions, lengths)
-            drafts.append(rows)
+            program = self.stack.on_layers(body, group, donate=[0])
+            x, self.cache.pool[part], more = program(self.cache.pool[part], x, positions, lengths)
+            made.append(more)
             self._pace(x)
-        start_fetch(drafts)
-        lookahead.begin(representative, drafts, None)
-        return self._decide(_columns(x, 0, self.block), state, decoding, 1)
+        return x, made
 
     def _pool_parts(self) -> list[tuple[LayerGroup, slice]]:
         exact = self.cache.shape.exact_layers
@@ -254,15 +271,20 @@ def _columns(x: jax.Array, first: int, last: int) -> jax.Array:
     return x[:, first:last]
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _pair_inputs(state: BlockState, argmax: jax.Array, mask_id: int) -> tuple[jax.Array, jax.Array]:
-    """Tokens and positions [N, 2B + 1]: denoising group, draft group, representative."""
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _pair_inputs(
+    state: BlockState, argmax: jax.Array, mask_id: int, masks: int
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens and positions [N, 2B + masks]: denoising group, draft group, next block's masks."""
     block, positions = argmax.shape[1], state.positions
     drafted = draft(state.tokens, state.masked, argmax)
-    representative = jnp.full_like(state.start, mask_id)[:, None]
-    tokens = jnp.concatenate([state.tokens, drafted, representative], axis=1)
-    centre = representative_position(state.start, block)[:, None]
-    return tokens, jnp.concatenate([positions, positions, centre], axis=1)
+    following = positions + block
+    if masks == 1:
+        following = representative_position(state.start, block)[:, None]
+    tokens = jnp.concatenate(
+        [state.tokens, drafted, jnp.full_like(following, mask_id)], axis=1
+    )
+    return tokens, jnp.concatenate([positions, positions, following], axis=1)
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=2)

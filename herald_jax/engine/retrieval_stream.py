@@ -28,7 +28,13 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.worker import Worker
 from herald_jax.kv.device_cache import Buffer, CacheShape
 from herald_jax.kv.transfer import Staging
-from herald_jax.selection import LayerSerialSelector, QueryOnceSelector, SelectionJob, Selector
+from herald_jax.selection import (
+    LayerSerialSelector,
+    MergedQueries,
+    QueryOnceSelector,
+    SelectionJob,
+    Selector,
+)
 from herald_jax.selection.callback import SelectionCallback, dispatch
 
 
@@ -40,7 +46,7 @@ class Retrieval:
     rows: list[BlockRows]
     representative: jax.Array | None
     positions: np.ndarray
-    queries: Sequence[jax.Array] | None
+    queries: Sequence[tuple[jax.Array, jax.Array | None]] | None
     pool: list[Buffer | None]
     waiting: list[int]
     failures: dict[int, str] = field(default_factory=dict)
@@ -89,7 +95,7 @@ class RetrievalStream:
         rows: list[BlockRows],
         *,
         representative: jax.Array | None = None,
-        queries: Sequence[jax.Array] | None = None,
+        queries: Sequence[tuple[jax.Array, jax.Array | None]] | None = None,
     ) -> None:
         """Starts a retrieval; returns at once.
 
@@ -97,7 +103,7 @@ class RetrievalStream:
           job: what may be selected for each slot.
           rows: blocks to write to the full pool first, in order.
           representative: [N, 1, hidden] at the first sparse layer (layer-serial selectors).
-          queries: per sparse layer float32 [N, H_q, D] (query-once selectors that ask for them).
+          queries: per sparse layer what ``MergedQueries`` holds (query-once selectors that ask).
         """
         layers = self.shape.sparse_layers
         block = self.shape.block_size
@@ -199,8 +205,12 @@ class RetrievalStream:
             queries = retrieval.queries
             for layer in range(self.shape.sparse_layers):
                 with self.timeline.span(name, "scan"):
-                    q = None if queries is None else np.asarray(queries[layer])[first:last]
-                    self.selector.choose(layer, q, part)
+                    merged = None
+                    if queries is not None:
+                        q, elsewhere = queries[layer]
+                        outside = None if elsewhere is None else np.asarray(elsewhere)[first:last]
+                        merged = MergedQueries(np.asarray(q)[first:last], outside)
+                    self.selector.choose(layer, merged, part)
                 retrieval.reached = layer
                 yield layer
             return

@@ -14,7 +14,7 @@ from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.config import EngineConfig, GenerationConfig
 from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
 from herald_jax.engine.errors import WaitTimeout
-from herald_jax.engine.main_stream import Lookahead, MainStream
+from herald_jax.engine.main_stream import Lookahead, MainStream, Queries
 from herald_jax.engine.prefill import Prefill
 from herald_jax.engine.prefill_programs import PrefillPrograms
 from herald_jax.engine.request import Request, Result, Slot
@@ -127,6 +127,7 @@ class Session:
         return same and self.shape.rows >= rows
 
     def _step_programs(self, generation: GenerationConfig) -> StepPrograms:
+        once = self.selector if isinstance(self.selector, QueryOnceSelector) else None
         return StepPrograms(
             self.model,
             sinks=self.config.sinks,
@@ -135,7 +136,8 @@ class Session:
             confidence=generation.confidence,
             sampled=generation.temperature > 0,
             ban_mask=generation.ban_mask,
-            rotates=not isinstance(self.selector, QueryOnceSelector) or self.selector.rotates,
+            rotates=once.rotates if once else True,
+            segments=once.segments if once else 1,
         )
 
     @property
@@ -229,7 +231,7 @@ class Session:
         def begin(
             representative: jax.Array | None,
             drafts: list[jax.Array] | None,
-            queries: list[jax.Array] | None,
+            queries: list[Queries] | None,
         ) -> None:
             rows = [] if self._committed is None else [self._committed]
             self._committed = None
@@ -237,10 +239,11 @@ class Session:
                 rows.append(BlockRows(bookings, job.start, drafts))
             retrieval.begin(job, rows, representative=representative, queries=queries)
 
-        merge_step = selector.merge_step if isinstance(selector, QueryOnceSelector) else None
-        return Lookahead(
-            isinstance(selector, LayerSerialSelector), selector.attends_draft, merge_step, begin
-        )
+        if isinstance(selector, LayerSerialSelector):
+            return Lookahead(1, selector.attends_draft, None, begin)
+        assert isinstance(selector, QueryOnceSelector)
+        masks = self.shape.block_size if selector.drafted else 0
+        return Lookahead(masks, selector.drafted, selector.merge_step, begin)
 
     def _boundary(self) -> dict[int, str]:
         """Joins the retrieval and swaps pools; the wait is the block-boundary stall.

@@ -9,12 +9,14 @@ from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.mage import Mage
 from herald_jax.selection.merged import Merged
+from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.selection.merged_late import MergedLate
 from herald_jax.selection.merged_unrotated import MergedUnrotated
 from herald_jax.selection.oracle import Oracle
 from herald_jax.selection.selector import (
     CurrentBlockSelector,
     LayerSerialSelector,
+    MergedQueries,
     QueryOnceSelector,
     Selector,
 )
@@ -24,6 +26,7 @@ SELECTORS: dict[str, type[Selector]] = {
     for selector in (
         HeraldDraft,
         HeraldMerged,
+        MergedDrafted,
         Merged,
         MergedUnrotated,
         MergedLate,
@@ -69,6 +72,7 @@ __all__ = [
     "SELECTORS",
     "CurrentBlockSelector",
     "LayerSerialSelector",
+    "MergedQueries",
     "QueryOnceSelector",
     "SelectionJob",
     "Selector",

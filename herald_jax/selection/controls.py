@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from herald_jax.selection.job import SelectionJob
-from herald_jax.selection.selector import QueryOnceSelector
+from herald_jax.selection.selector import MergedQueries, QueryOnceSelector
 
 
 class ScoredControl(QueryOnceSelector):
@@ -26,7 +26,7 @@ class ScoredControl(QueryOnceSelector):
         scores[:, :select_len] = self.scores(layer, kv_heads, select_len, seed)
         return scores
 
-    def choose(self, layer: int, q: np.ndarray | None, job: SelectionJob) -> None:
+    def choose(self, layer: int, queries: MergedQueries | None, job: SelectionJob) -> None:
         """See ``QueryOnceSelector.choose``."""
         indices = job.indices[layer]
         indices[:] = -1

@@ -8,7 +8,7 @@ import numpy as np
 
 import host_kernels
 from herald_jax.selection.job import SelectionJob
-from herald_jax.selection.selector import QueryOnceSelector
+from herald_jax.selection.selector import MergedQueries, QueryOnceSelector
 
 
 class HeraldMerged(QueryOnceSelector):
@@ -23,16 +23,17 @@ class HeraldMerged(QueryOnceSelector):
     refines: ClassVar[bool] = True
     own_ratio: ClassVar[float] = 2.0
 
-    def choose(self, layer: int, q: np.ndarray | None, job: SelectionJob) -> None:
+    def choose(self, layer: int, queries: MergedQueries | None, job: SelectionJob) -> None:
         """See ``QueryOnceSelector.choose``; every layer is independent of the others."""
-        assert q is not None, f"{self.name} needs the merged queries"
+        assert queries is not None, f"{self.name} needs the merged queries"
         status = host_kernels.select(
-            q,
+            queries.q,
             job.extents[layer],
             job.select_len,
             job.select_len,
             job.candidates,
             job.indices[layer],
             sinks=job.sinks,
+            elsewhere=queries.elsewhere,
         )
         np.maximum(job.status, status, out=job.status)

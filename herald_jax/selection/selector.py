@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -93,6 +93,19 @@ class LayerSerialSelector(Selector):
         """
 
 
+class MergedQueries(NamedTuple):
+    """Queries of one sparse layer, merged over positions; S of them stand in for each block.
+
+    Attributes:
+      q: float32 [N, H_kv * S * G, D], the S * G queries of a KV head together.
+      elsewhere: float32 [N, H_kv * S * G], log of the attended mass (sum of exp(score)) outside
+        the full pool, or None where it is left out.
+    """
+
+    q: np.ndarray
+    elsewhere: np.ndarray | None
+
+
 class QueryOnceSelector(Selector):
     """All layers select independently, from queries that are known at once (or from none).
 
@@ -100,19 +113,24 @@ class QueryOnceSelector(Selector):
       merge_step: the step (0 or 1, which every block has) whose masked queries are merged for
         every sparse layer; None where no queries are needed.
       rotates: merged queries are rotated by B positions, to where the next block is.
+      drafted: the queries are those of the next block's own [MASK] tokens instead, from a pass
+        over the draft and the active pool beside step 1.
+      segments: S, the parts of the block that are merged apart (with ``drafted``).
     """
 
     style: ClassVar[Style] = "query-once"
     merge_step: ClassVar[Literal[0, 1] | None] = None
     rotates: ClassVar[bool] = True
+    drafted: ClassVar[bool] = False
+    segments: ClassVar[int] = 1
 
     @abc.abstractmethod
-    def choose(self, layer: int, q: np.ndarray | None, job: SelectionJob) -> None:
+    def choose(self, layer: int, queries: MergedQueries | None, job: SelectionJob) -> None:
         """Selects ``job.candidates`` rows of one layer into ``job.indices[layer]``.
 
         Args:
           layer: index among the sparse layers.
-          q: float32 [N, H_q, D], merged queries, if asked for.
+          queries: of the slots of ``job``, if asked for.
           job: the block's job; ``job.status`` is updated.
         """
 

@@ -230,6 +230,12 @@ class Runner {
       if (!std::isfinite(self)) return false;
       maximum = std::max(maximum, std::nearbyint(self));
     }
+    float outside = -INFINITY;
+    if (c_.elsewhere) {
+      outside = c_.elsewhere[(u.slot * c_.heads + u.head) * c_.group + g] * kLog2E;
+      if (std::isnan(outside) || outside == INFINITY) return false;
+      maximum = std::max(maximum, std::nearbyint(outside));
+    }
     float* total = s.head_output;
     std::fill(total, total + padded, 0.0f);
     for (int64_t k = 0; k < count; ++k) {
@@ -240,6 +246,7 @@ class Runner {
     }
     const float self_weight = c_.self_key ? std::exp2(self - maximum) : 0.0f;
     normaliser += self_weight;
+    if (outside > -INFINITY) normaliser += std::exp2(outside - maximum);
     s.head_maximum[g] = maximum;
     s.head_normaliser[g] = normaliser;
     if (!c_.output) return true;

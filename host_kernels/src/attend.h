@@ -27,6 +27,7 @@ struct AttendCall {
   int64_t sinks;
   const float* self_key = nullptr;  // [slots][heads][dim], with self_value, or null
   const float* self_value = nullptr;
+  const float* elsewhere = nullptr;  // [slots][heads * group] log of attended mass outside, or null
   float scale;
   float* output = nullptr;  // [slots][heads * group][dim]; null: keys only
   int32_t* status;          // [slots]: 0 ok, 1 a score or an output was not finite

@@ -62,7 +62,8 @@ std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t h
 void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t heads,
                const IntsIn& attend_len, const IntsIn& select_len, const IntsIn& budget,
                const Ints& indices, int64_t sinks, const std::optional<FloatsIn>& self_key,
-               const std::optional<FloatsIn>& self_value, float scale,
+               const std::optional<FloatsIn>& self_value,
+               const std::optional<FloatsIn>& elsewhere, float scale,
                const std::optional<Floats>& output, const Ints& status, int threads) {
   if (kv.empty()) return;
   AttendCall call;
@@ -83,6 +84,7 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
     call.self_key = self_key->data();
     call.self_value = self_value->data();
   }
+  if (elsewhere) call.elsewhere = elsewhere->data();
   call.scale = scale;
   if (output) call.output = output->data();
   call.status = status.data();
@@ -168,8 +170,8 @@ NB_MODULE(_native, m) {
   using namespace herald;
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
-        "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(), "scale"_a,
-        "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
+        "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
+        "elsewhere"_a.none().noconvert(), "scale"_a, "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
   m.def("gather", &py_gather, "kv"_a, "indices"_a.noconvert(), "counts"_a.noconvert(),
         "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
   m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),

@@ -1,0 +1,122 @@
+"""merged-drafted: the next block's masked queries, against a plain pass over tokens alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import TINY, tiny_model
+from sessions import advance, start
+
+from herald_jax.engine import main_stream
+from herald_jax.models.attention import attend_blocks
+from herald_jax.selection import SELECTORS
+from host_kernels import reference
+
+BLOCK, HEADS = TINY.block_size, TINY.num_kv_heads
+PARTS = min(SELECTORS["merged-drafted"].segments, BLOCK)
+
+
+def observed(monkeypatch, budget, blocks):
+    """A session after some blocks, with step 1's tokens and what retrieval began with."""
+    seen = {}
+    pair = main_stream._pair_inputs
+
+    def watch_pair(*arguments):
+        seen["tokens"], seen["positions"] = map(np.asarray, made := pair(*arguments))
+        return made
+
+    monkeypatch.setattr(main_stream, "_pair_inputs", watch_pair)
+    session = start("merged-drafted", budget=budget)
+    begin = session.retrieval.begin
+
+    def watch_begin(job, rows, **rest):
+        seen.update(rest, job=job)
+        begin(job, rows, **rest)
+
+    monkeypatch.setattr(session.retrieval, "begin", watch_begin)
+    for _ in range(blocks):
+        advance(session)
+    return session, seen
+
+
+def plain_queries(tokens):
+    """Per layer (q, k) of a block-causal pass over int32 [R] tokens."""
+    model, places = tiny_model(), jnp.arange(len(tokens))[None]
+    x, found = model.embed(jnp.asarray(tokens)[None]), []
+    for layer in model.layers:
+        q, k, v = layer.pre(x, places)
+        x = layer.post(x, attend_blocks(q, k, v, places, BLOCK))
+        found.append((np.asarray(q[0], np.float64), np.asarray(k[0], np.float64)))
+    return found
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
+    """At a budget of 1 the pool holds the whole prefix: committed tokens, draft, B masks."""
+    session, seen = observed(monkeypatch, 1.0, blocks)
+    exact = session.shape.exact_layers
+    for n, slot in session.batch.active():
+        begun = slot.start - BLOCK
+        assert begun == seen["job"].start[n]
+        text = [*slot.request.prompt_ids.tolist(), *slot.generated][:begun]
+        drafted, masks = seen["tokens"][n, BLOCK : 2 * BLOCK], seen["tokens"][n, 2 * BLOCK :]
+        assert list(masks) == [TINY.mask_token_id] * BLOCK
+        assert list(seen["positions"][n, 2 * BLOCK :]) == list(range(slot.start, slot.start + BLOCK))
+        layers = plain_queries([*text, *drafted.tolist(), *masks.tolist()])
+        for index, (q, k) in enumerate(layers[exact:]):
+            got, mass = (np.asarray(part)[n] for part in seen["queries"][index])
+            merged = q[-BLOCK:].reshape(PARTS, BLOCK // PARTS, *q.shape[1:]).mean(1)
+            merged = merged.reshape(PARTS, HEADS, -1, TINY.head_dim)
+            local = k[-2 * BLOCK :]
+            place = 0
+            for head in range(HEADS):
+                for part in range(PARTS):
+                    for query in merged[part, head]:
+                        np.testing.assert_allclose(got[place], query, atol=2e-4)
+                        scores = local[:, head] @ query * TINY.head_dim**-0.5
+                        np.testing.assert_allclose(
+                            mass[place], np.logaddexp.reduce(scores), atol=2e-4
+                        )
+                        place += 1
+            assert place == len(got)
+    session.close()
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_the_choice_weighs_every_query_by_its_mass(monkeypatch, blocks):
+    """Keys-only top-k over committed rows with the mass on draft and masks in the normaliser."""
+    session, seen = observed(monkeypatch, 0.25, blocks)
+    job = seen["job"]
+    assert (job.candidates < job.select_len).any(), "this budget selects everything"
+    differs = False
+    for index, (q, mass) in enumerate(seen["queries"]):
+        wanted, without = (np.full_like(job.indices[index], -1) for _ in range(2))
+        for chosen, elsewhere in ((wanted, np.asarray(mass)), (without, None)):
+            reference.select(
+                np.asarray(q),
+                job.extents[index],
+                job.select_len,
+                job.select_len,
+                job.candidates,
+                chosen,
+                sinks=job.sinks,
+                elsewhere=elsewhere,
+            )
+        np.testing.assert_array_equal(job.indices[index], wanted)
+        differs |= not np.array_equal(wanted, without)
+    assert differs, "the mass outside changes nothing here"
+    session.close()
+
+
+def test_the_pass_ahead_changes_no_token(monkeypatch):
+    """The denoising group neither sees the draft nor the masks beside it."""
+    session, seen = observed(monkeypatch, 1.0, 1)
+    tokens = {n: list(slot.generated) for n, slot in session.batch.active()}
+    session.close()
+    plain = start("merged", budget=1.0)
+    advance(plain)
+    assert tokens == {n: list(slot.generated) for n, slot in plain.batch.active()}
+    plain.close()
+    assert jax.tree.leaves(seen["queries"])
