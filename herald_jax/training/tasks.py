@@ -23,10 +23,10 @@ Span = tuple[int, int]
 class Question:
     """A question in atoms, with its one right answer.
 
-    ``about`` is the (first) name asked for, or how the sentence begins. ``prompt`` is all that follows the document, up to and including "Answer:" (and the beginning
-    of a sentence that shall be continued). ``keys[i]`` is the span, in the atoms of prompt and
-    answer together, of the name that answer atom ``i`` belongs to, or None; the last entry is
-    that of the end of text.
+    ``about`` is the (first) name asked for, or how the sentence begins. ``prompt`` is all that
+    follows the document, up to and including "Answer:" (and the beginning of a sentence that shall
+    be continued). ``keys[i]`` is the span, in the atoms of prompt and answer together, of the name
+    that answer atom ``i`` belongs to, or None; the last entry is that of the end of text.
     """
 
     kind: str
