@@ -228,7 +228,8 @@ def make_question(rng: random.Random, kind: str, document: Document) -> Question
 def make_item(task: str, rng: random.Random, tokens: int, cost: Cost) -> Item:
     """A fresh document with one question of a task in ``TASKS``.
 
-    Prompt and answer together take at most ``tokens`` tokens, and at most 40 less.
+    Prompt and answer together take at most ``tokens`` tokens, and fewer by a random number below
+    32, by up to 8 for the question, and by less than one sentence of filler.
 
     Raises:
       ValueError: the task is unknown or the document too short for its facts.

@@ -160,9 +160,12 @@ def _train(trainer: Trainer, resumed: bool) -> None:
     begun = f"going on at step {trainer.progress.step}" if resumed else "a new run"
     device = jax.devices()[0].device_kind
     print(f"{out}: {begun} on {device}, {workers} processes make batches", file=sys.stderr)
-    signal.signal(signal.SIGINT, stop)
-    with batch_maker(out / "tokenizer.json", workers) as submit:
-        trainer.run(submit, ahead=4 * workers)
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        with batch_maker(out / "tokenizer.json", workers) as submit:
+            trainer.run(submit, ahead=4 * workers)
+    finally:
+        signal.signal(signal.SIGINT, before)
     print(trainer.report(), file=sys.stderr)
     if trainer.stopping:
         print(f"stopped and saved: the same command goes on; {out} holds the model so far")
