@@ -26,7 +26,7 @@ def any_encoder(request: pytest.FixtureRequest, encoder: Encoder) -> Encoder:
     """With few entries most words take several tokens."""
     if request.param == "shipped":
         return encoder
-    return Encoder(build_tokenizer(vocab_size=500, documents=20))
+    return Encoder(build_tokenizer(vocab_size=1500, documents=200))
 
 
 STYLES = [
