@@ -148,3 +148,9 @@ def test_documents_can_be_empty_of_facts() -> None:
     assert isinstance(document, Document)
     assert make_question(random.Random(0), "one", document) is None
     assert make_question(random.Random(0), "absent", document) is not None
+
+
+def test_digits_and_punctuation_stand_alone(any_encoder: Encoder) -> None:
+    split = any_encoder.tokenizer.pre_tokenizer.pre_tokenize_str(" 408, red.\n\n Blue")
+    pieces = [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in split]
+    assert pieces == [" 4", "0", "8", ",", " red", ".", "\n\n", " Blue"]
