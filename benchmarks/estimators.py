@@ -141,6 +141,18 @@ def _symmetric(values: np.ndarray, levels: int) -> np.ndarray:
     return np.asarray(np.rint(values / scale) * scale)
 
 
+def share(mass: np.ndarray, group: int) -> np.ndarray:
+    """Mean attention of the queries behind ``mass`` on all P rows that may be selected.
+
+    Args:
+      mass: float32 [T, H, P], importance for each reference: summed over ``group`` query heads.
+
+    Returns:
+      float32 [T, H], 0 to 1; the rest is on rows that are attended in any case.
+    """
+    return np.asarray(mass.sum(-1) / group)
+
+
 def judge(
     chosen: np.ndarray, wanted: np.ndarray, mass: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

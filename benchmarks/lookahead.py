@@ -28,7 +28,9 @@ ALL_QUERIES: dict[Ahead, str] = {"omitted": "mage-omitted", "drafted": "mage-dra
 FEW_QUERIES = (2, 4, 8, 16)
 #: Steps of block n whose queries are merged; "done" is its commit pass, all positions.
 MERGE_STEPS = ("first", "middle", "last", "done")
-#: Recall and mass of [pairs] x [sparse layers, KV heads, budgets, 2].
+#: What is said of a unit: the last axis of ``Units``.
+MEASURES = ("recall", "mass", "share")
+#: MEASURES of [pairs] x [sparse layers, KV heads, budgets, 3].
 Units = dict[str, np.ndarray]
 
 
@@ -62,7 +64,8 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
       seed: of the random control.
 
     Returns:
-      Per label, float32 [sparse layers, H, budgets, 2]: recall and mass.
+      Per label, float32 [sparse layers, H, budgets, 3]: recall, mass, and share, which is the same
+      for all budgets.
     """
     now, following = trajectory.blocks[number : number + 2]
     asked: list[tuple[str, Ahead, int]] = [(name, ahead, 1) for ahead, name in ONE_QUERY.items()]
@@ -100,6 +103,7 @@ class LayerView:
         self.keys = trajectory.cache[layer][0][0]
         self.counts = entries(case, self.prefix)
         self.oracle = np.stack([self._attended(step) for step in range(following.steps)])
+        self.share = estimators.share(self.oracle, self.config.group_size)
 
     def score(
         self, q: jax.Array, voters: np.ndarray, keys: jax.Array | None = None, length: int = 0
@@ -128,7 +132,7 @@ class LayerView:
           seed: of the random control.
 
         Returns:
-          Per label, float32 [H, budgets, 2].
+          Per label, float32 [H, budgets, 3].
         """
         sets: list[np.ndarray] = []
         described: list[dict[str, Any]] = []
@@ -154,9 +158,8 @@ class LayerView:
             add(refined, "merged", candidates_ratio=ratio, refined=True)
         references = np.stack([estimators.top(mass, counts) for mass in self.oracle])
         recall, mass = estimators.judge(np.stack(sets), references, self.oracle)
-        both = np.stack([recall, mass], axis=-1).swapaxes(2, 3)
         found: Units = {}
-        for description, unit in zip(described, both, strict=True):
+        for description, unit in zip(described, _units(recall, mass, self.share), strict=True):
             found[label(reference="first step", **description)] = unit[0]
             found[label(reference="every step", **description)] = unit.mean(axis=0)
         return found | self._indexes(values)
@@ -214,5 +217,12 @@ class LayerView:
                 selections.append(selected)
                 names.append(label("merged", "exact scan", index=index, candidates_ratio=ratio))
         recall, mass = estimators.judge(np.stack(selections), wanted[None], exact[None])
-        both = np.stack([recall[:, 0], mass[:, 0]], axis=-1).swapaxes(1, 2)
-        return dict(zip(names, both, strict=True))
+        # The scan attends nothing but the prefix: how much that matters is what step 0 says.
+        units = _units(recall, mass, self.share[:1])
+        return dict(zip(names, units[:, 0], strict=True))
+
+
+def _units(recall: np.ndarray, mass: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """[E, T, K, H] twice and [T, H] -> [E, T, H, K, 3]."""
+    shares = np.broadcast_to(share[:, None], recall.shape)
+    return np.stack([recall, mass, shares], axis=-1).swapaxes(2, 3)

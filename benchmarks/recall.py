@@ -44,6 +44,8 @@ BUCKETED = {
     "centre": ("centre", "herald-draft", "centre-completed"),
     "mage-omitted": ("mage-omitted", "mage-drafted", "mage"),
 }
+#: Columns of the printed table.
+SHOWN = ("recall", "median", "p10", "mass", "share", "weighted", "weighted_mass")
 #: What a row says where nothing else is said.
 PLAIN = {"candidates_ratio": 1.0, "refined": False, "index": "exact", "bucketed_by": None}
 
@@ -78,7 +80,10 @@ class Study:
         weights = hashlib.sha256()
         for leaf in jax.tree.leaves(self.network.state):
             weights.update(np.asarray(leaf).tobytes())
-        self._same = f"{config} {self.case} {self.blocks} {self.generation} {weights.hexdigest()}"
+        self._same = (
+            f"{lookahead.MEASURES} {config} {self.case} {self.blocks} {self.generation} "
+            f"{weights.hexdigest()}"
+        )
         self.kept: dict[str, list[Units]] = {}
         self.path = None if options.json is None else options.json.with_suffix(".items.jsonl")
         if self.path is not None and self.path.exists():
@@ -126,7 +131,7 @@ class Study:
         return self.kept[key]
 
     def collect(self, task: str, context: int, items: int) -> Units:
-        """All pairs of ``items`` prompts, stacked: [pairs, sparse layers, H, budgets, 2].
+        """All pairs of ``items`` prompts, stacked: [pairs, sparse layers, H, budgets, 3].
 
         Raises:
           SystemExit: no answer reached a second block.
@@ -155,7 +160,7 @@ def rows_of(units: Units, first_layer: int, case: Case, detail: float) -> Iterat
     """Statistics over (pair, layer, head) units.
 
     Args:
-      units: per label [pairs, layers, H, budgets, 2].
+      units: per label [pairs, layers, H, budgets, 3].
       first_layer: the model's index of the first sparse layer.
       case: whose budgets.
       detail: the budget that is also reported by layer, by head and in buckets.
@@ -177,8 +182,10 @@ def rows_of(units: Units, first_layer: int, case: Case, detail: float) -> Iterat
 
 
 def _statistics(values: np.ndarray, budget: float) -> dict[str, Any]:
-    """Of recall and mass [..., 2]."""
-    recall, mass = values[..., 0].ravel(), values[..., 1].ravel()
+    """Of recall, mass and share [..., 3]."""
+    recall, mass, share = values.reshape(-1, len(lookahead.MEASURES)).T.astype(float)
+    # Units that look at nothing count alike where there are no others.
+    weights = np.maximum(share, 1e-9)
     return {
         "budget": budget,
         "recall": round(float(recall.mean()), 4),
@@ -186,6 +193,9 @@ def _statistics(values: np.ndarray, budget: float) -> dict[str, Any]:
         "p10": round(float(np.percentile(recall, 10)), 4),
         "mass": round(float(mass.mean()), 4),
         "mass_p10": round(float(np.percentile(mass, 10)), 4),
+        "share": round(float(share.mean()), 4),
+        "weighted": round(float(np.average(recall, weights=weights)), 4),
+        "weighted_mass": round(float(np.average(mass, weights=weights)), 4),
         "n": recall.size,
     }
 
@@ -210,13 +220,13 @@ def _buckets(units: Units, at: int, budget: float) -> Iterator[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]], budget: float) -> str:
     """The pooled rows at one budget as a Markdown table, a part for each reference."""
     lines = [
-        "| task | context | reference | selection | recall | median | p10 | mass |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| task | context | reference | selection | {' | '.join(SHOWN)} |",
+        "|---|---|---|---|" + "---|" * len(SHOWN),
     ]
     for row in rows:
         if row["budget"] != budget or row["layer"] != "all":
             continue
-        numbers = " | ".join(f"{row[key]:.3f}" for key in ("recall", "median", "p10", "mass"))
+        numbers = " | ".join(f"{row[key]:.3f}" for key in SHOWN)
         about = f"{row['task']} | {row['context']} | {row['reference']} | {described(row)}"
         lines.append(f"| {about} | {numbers} |")
     return "\n".join(lines)

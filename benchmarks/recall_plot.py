@@ -1,4 +1,4 @@
-"""The picture of the study of recall: six panels, one context."""
+"""The picture of the study of recall: six panels, one context, all tasks together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find(rows: Sequence[Row], **wanted: Any) -> list[Row]:
 
 
 def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
-    """Draws the longest context of ``rows``; bars are at ``budget``."""
+    """Draws the longest context of ``rows``, over all tasks; bars are at ``budget``."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -37,6 +37,9 @@ def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
 
     context = max(row["context"] for row in rows)
     rows = [row for row in rows if row["context"] == context]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    if len(tasks) > 1:
+        rows = [row for row in rows if row["task"] == "all"]
     here = [row for row in rows if row["budget"] == budget]
     figure, axes = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
     for axis, reference in zip(axes[0, :2], REFERENCES, strict=True):
@@ -52,9 +55,10 @@ def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
         columns = 3 if len(axis.get_legend_handles_labels()[0]) > 4 else 2
         axis.legend(fontsize=8, frameon=False, ncols=columns, handlelength=3, **below)
-    name = rows[0]["model"]
+    asked = ", ".join(task for task in tasks if task != "all")
     figure.suptitle(
-        f"{name}, {context} tokens of context; bars and C / K at a budget of {budget:.1%}"
+        f"{rows[0]['model']}, {context} tokens of context ({asked}); bars and C / K at a budget of "
+        f"{budget:.1%}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -258,20 +258,21 @@ def measured(network, trajectory):
 
 def test_everything_is_found_at_a_budget_of_one(measured):
     for name, unit in measured.items():
-        np.testing.assert_allclose(unit[..., -1, :], 1.0, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(unit[..., -1, :2], 1.0, atol=1e-4, err_msg=name)
     partial = measured[lookahead.label("random", "first step")][..., 0, 0]
     assert partial.max() < 1
 
 
 def test_oracles_agree_with_themselves(network, trajectory, measured):
     """mage is the step-0 oracle, and with every other step it agrees as plain loops say."""
-    np.testing.assert_allclose(measured[lookahead.label("mage", "first step")], 1.0, atol=1e-5)
+    itself = measured[lookahead.label("mage", "first step")][..., :2]
+    np.testing.assert_allclose(itself, 1.0, atol=1e-5)
     now, following = trajectory.blocks[1:3]
     assert following.steps > 1
     counts = lookahead.entries(CASE, now.start)
     for at, layer in enumerate(SPARSE):
         keys = np.array(trajectory.cache[layer][0][0])
-        sets = []
+        sets, shares = [], []
         for step in range(following.steps):
             keys[following.start : following.start + BLOCK] = following.keys[step][layer]
             weights = softmax_rows(
@@ -280,6 +281,12 @@ def test_oracles_agree_with_themselves(network, trajectory, measured):
             votes = weights[following.masked[step]].mean(axis=0)
             scores = votes.reshape(HEADS, GROUP, -1).sum(axis=1)[:, : now.start]
             sets.append(naive_sets(scores, counts))
+            prefix = weights[following.masked[step], :, : now.start].sum(axis=2).mean(axis=0)
+            shares.append(prefix.reshape(HEADS, GROUP).mean(axis=1))
+        for name, wanted in (("first step", shares[0]), ("every step", np.mean(shares, axis=0))):
+            found = measured[lookahead.label("window", name)][at, :, :, 2]
+            np.testing.assert_allclose(found, wanted[:, None] * np.ones(len(counts)), atol=1e-5)
+        assert 0 < shares[0].min() < shares[0].max() < 1
         for k, head in np.ndindex(len(counts), HEADS):
             first = sets[0][k][head]
             wanted = np.mean([len(first & one[k][head]) / counts[k] for one in sets])
@@ -308,7 +315,8 @@ def test_measuring_again_gives_the_same(network, trajectory, measured):
 
 def test_rows_are_statistics_of_units():
     values = np.linspace(0, 1, 4 * 2 * 3, dtype=np.float32).reshape(4, 2, 3)
-    unit = np.stack([values, values**2], axis=-1)[..., None, :]
+    share = np.linspace(1, 0, values.size, dtype=np.float32).reshape(values.shape) ** 3
+    unit = np.stack([values, values**2, share], axis=-1)[..., None, :]
     names = [
         lookahead.label(selector, step)
         for selector in {name for names in recall.BUCKETED.values() for name in names}
@@ -320,9 +328,15 @@ def test_rows_are_statistics_of_units():
     assert pooled["n"] == 24
     assert pooled["recall"] == pytest.approx(values.mean(), abs=1e-4)
     assert pooled["p10"] == pytest.approx(np.percentile(values, 10), abs=1e-4)
+    assert pooled["share"] == pytest.approx(share.mean(), abs=1e-4)
+    weighted = sum(a * b for a, b in zip(values.ravel(), share.ravel(), strict=True)) / share.sum()
+    assert pooled["weighted"] == pytest.approx(weighted, abs=1e-4)
+    assert pooled["weighted_mass"] < pooled["weighted"] < pooled["recall"]
     head = next(row for row in rows if row.get("layer") == 2 and row.get("head") == 1)
     assert head["recall"] == pytest.approx(values[:, 1, 1].mean(), abs=1e-4)
     assert head["mass"] == pytest.approx((values[:, 1, 1] ** 2).mean(), abs=1e-4)
+    blind = next(recall.rows_of({names[0]: unit * np.float32([1, 1, 0])}, 1, case, 0.0))
+    assert blind["weighted"] == pytest.approx(values.mean(), abs=1e-4)
     inside = [row for row in rows if row["bucketed_by"] and row["selector"] == "centre"]
     assert sum(row["n"] for row in inside if row["reference"] == "every step") == 24
     assert all(row["bucket"][0] <= row["recall"] <= row["bucket"][1] for row in inside)
@@ -343,11 +357,14 @@ def test_an_interrupted_run_goes_on_and_ends_equal(monkeypatch, tmp_path, capsys
     config = replace(TINY, stop_token_ids=())
     monkeypatch.setattr(recall.checkpoint, "load", lambda path, dtype: (config, tiny_model()))
     monkeypatch.setattr(recall.Tokenizer, "from_directory", lambda path, config: None)
-    monkeypatch.setattr(
-        recall, "prompt_ids", lambda _, tokens, index: prompts([tokens - 6], seed=index)[0]
-    )
+
+    def prompt_ids(_, task, tokens, index):
+        return prompts([tokens - 6], seed=index + 9 * (task == "several"))[0]
+
+    monkeypatch.setattr(recall, "prompt_ids", prompt_ids)
     out, picture = tmp_path / "recall.json", tmp_path / "recall.png"
-    options = ["--contexts", "256", "--items", "2", "--blocks", "3", "--threshold", "0.3"]
+    options = ["--contexts", "256", "--items", "1", "--blocks", "3", "--threshold", "0.3"]
+    options += ["--tasks", "passage", "several"]
     pytest.importorskip("matplotlib")
 
     def run(*more):
@@ -362,9 +379,10 @@ def test_an_interrupted_run_goes_on_and_ends_equal(monkeypatch, tmp_path, capsys
     second, printed = run("--plot", str(picture))
     assert first["rows"] == second["rows"]
     assert kept.read_text() == whole
-    assert printed.out.startswith("| context | reference | selection |")
+    assert printed.out.startswith("| task | context | reference | selection |")
     assert picture.stat().st_size > 10_000
     row = first["rows"][0]
     named = {"model", "selector", "reference", "layer", "context", "budget"}
-    assert named | {"recall", "mass", "p10"} <= row.keys()
+    assert named | {"task", "recall", "mass", "p10", "share", "weighted"} <= row.keys()
+    assert {row["task"] for row in first["rows"]} == {"passage", "several", "all"}
     assert jax.tree.all(jax.tree.map(np.isfinite, [r["recall"] for r in first["rows"]]))

@@ -1,9 +1,11 @@
-"""Training: documents and batches by rule, bindings, a step that learns, and exact resuming."""
+"""Training: how weights begin, what a step computes, stages, exact resuming, export, commands."""
 
 from __future__ import annotations
 
-import random
+import shutil
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,33 +15,33 @@ import pytest
 
 pytest.importorskip("optax")
 
-from herald_jax.models.config import ModelConfig
-from herald_jax.training.data import (
-    ANSWER,
-    BRANCH_BLOCKS,
-    COPY,
-    END,
-    FILL,
-    NONE,
-    Batch,
-    Stage,
-    batch_shapes,
-    make_batch,
-)
-from herald_jax.training.evaluate import Sparsity, allowed_rows, decode
-from herald_jax.training.loss import as_model, init_params, layout
-from herald_jax.training.state import export, load_state, read_config, read_params
-from herald_jax.training.tasks import Style, make_document, prompt_text
-from herald_jax.training.train import Settings, Trainer
-from herald_jax.training.vocabulary import EOS_ID, MASK_ID, Encoder, build_tokenizer
+from training_reader import BLOCK, SHIPPED
 
-BLOCK = 32
+from checkpoints_convert import convert
+from herald_jax import checkpoint
+from herald_jax.models.config import ModelConfig
+from herald_jax.training import curriculum, trainer
+from herald_jax.training.data import ANSWER, END, KINDS, Batch, Stage, make_batch
+from herald_jax.training.documents import Style
+from herald_jax.training.loss import (
+    Start,
+    as_model,
+    binding_heads,
+    init_params,
+    layout,
+    loss_and_metrics,
+)
+from herald_jax.training.settings import Settings
+from herald_jax.training.state import export, load_state
+from herald_jax.training.trainer import Trainer
+from herald_jax.training.vocabulary import EOS_ID, MASK_ID, Encoder
+
 SMALL = ModelConfig(
     family="sdar",
-    vocab_size=1664,
+    vocab_size=4096,
     hidden_size=32,
-    num_layers=2,
-    num_heads=4,
+    num_layers=3,
+    num_heads=8,
     num_kv_heads=2,
     head_dim=16,
     intermediate_size=48,
@@ -49,208 +51,260 @@ SMALL = ModelConfig(
     stop_token_ids=(EOS_ID,),
     exact_layers=1,
 )
-STAGE = Stage("test", 64, 2, 2, (1, 3), Style(adjectives=4, nouns=4))
+STAGE = Stage("first", 64, 2, 2, (1, 3), style=Style(adjectives=4, nouns=4))
+LAST = replace(STAGE, name="last", supervised=False, mix=(("one", 0.8), ("text", 0.2)))
+# Far away, so that the rate depends on the steps alone.
+ENDLESS = 1e12
 
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    return Encoder(build_tokenizer(documents=300))
+    return Encoder.load(SHIPPED)
 
 
-@pytest.mark.parametrize("facts", [1, 5, 20])
-@pytest.mark.parametrize("table_share", [0.0, 1.0])
-def test_documents_are_deterministic_and_hold_their_answers(
-    encoder: Encoder, facts: int, table_share: float
-) -> None:
-    style = Style(table_share=table_share)
-    for seed in range(5):
-        first, again = (
-            make_document(random.Random(seed), 600, facts, encoder.cost, style) for _ in range(2)
-        )
-        assert first == again
-        assert len(first.questions) == facts
-        assert len({question.text for question in first.questions}) == facts
-        assert len(encoder.tokenizer.encode(first.text).ids) <= 600
-        for question in first.questions:
-            key = question.text.split(" of the ")[1].removesuffix("?")
-            after = first.text.split(f" {key}", 1)[1].split("\n")[0].split(".")[0]
-            assert after.endswith(f" {question.answer}")
-    assert first != make_document(random.Random(99), 600, facts, encoder.cost, style)
+@pytest.fixture(scope="module")
+def batch(encoder: Encoder) -> Batch:
+    return make_batch(encoder, LAST, BLOCK, 3, 0)
 
 
-def test_too_many_facts_are_refused() -> None:
-    with pytest.raises(ValueError, match="facts=5 is more than the 4 keys"):
-        make_document(random.Random(0), 100, 5, style=Style(adjectives=2, nouns=2))
+def test_heads_begin_tied_and_copying() -> None:
+    start = Start()
+    params = init_params(SMALL, 5)
+    embedding = params["embedding"]["embedding"]
+    axis = embedding[MASK_ID] / jnp.linalg.norm(embedding[MASK_ID])
+    assert np.std(embedding[MASK_ID]) == pytest.approx(start.mask, rel=0.5)
+    assert np.std(embedding[2:]) == pytest.approx(start.embedding, rel=0.05)
+    plain = init_params(SMALL, 5, replace(start, tied=0, outputs=1.0, bound=1.0, copied=0.0))
+    width = SMALL.head_dim
+    for index, layer in params["layers"].items():
+        attention, before = layer["attention"], plain["layers"][index]["attention"]
+        np.testing.assert_allclose(attention["q_norm"]["scale"], start.qk_scale)
+        for head in range(SMALL.num_heads):
+            mine = slice(head * width, (head + 1) * width)
+            shared = head // SMALL.group_size
+            theirs = slice(shared * width, (shared + 1) * width)
+            q, o = attention["q"]["kernel"][:, mine], attention["o"]["kernel"][mine]
+            if index == 0 or head % SMALL.group_size >= start.tied:
+                bound = index == 0 and head in binding_heads(SMALL)
+                factor = start.bound if bound else start.outputs
+                np.testing.assert_array_equal(q, before["q"]["kernel"][:, mine])
+                np.testing.assert_allclose(o, factor * before["o"]["kernel"][mine], rtol=1e-6)
+                continue
+            k = attention["k"]["kernel"][:, theirs]
+            off = np.eye(SMALL.hidden_size) - np.outer(axis, axis)
+            np.testing.assert_allclose(off @ q, off @ k, atol=1e-5)
+            np.testing.assert_allclose(axis @ q, -(axis @ k), atol=1e-5)
+            v = attention["v"]["kernel"][:, theirs]
+            np.testing.assert_allclose(o, start.copied * v.T, rtol=1e-6)
 
 
-def test_atoms_and_text_have_the_same_tokens(encoder: Encoder) -> None:
-    rng = random.Random(3)
-    for _ in range(20):
-        document = make_document(rng, 300, 6, encoder.cost)
-        for sentence, asked in zip(
-            [s for s in document.sentences if s.is_fact], document.questions, strict=True
-        ):
-            ids, _ = encoder.encode(sentence.question)
-            assert encoder.tokenizer.encode(prompt_text("", asked.text)).ids == ids
-            answer = encoder.encode(sentence.atoms[slice(*sentence.value)])[0]
-            assert encoder.tokenizer.encode(f" {asked.answer}").ids == answer
-        atoms = [atom for sentence in document.sentences for atom in sentence.atoms]
-        assert encoder.tokenizer.encode(document.text).ids == encoder.encode(atoms)[0]
+def objective(batch: Batch, bind_weight: float):
+    static = {"config": SMALL, "context": LAST.context, "branches": LAST.branches}
+    static |= {"dtype": jnp.float32, "attention": "xla"}
+    return jax.jit(partial(loss_and_metrics, batch=batch, bind_weight=bind_weight, **static))
 
 
-def test_every_listed_word_is_one_token(encoder: Encoder) -> None:
-    from herald_jax.training import words
-
-    for name in ("ADJECTIVES", "NOUNS", "VALUE_WORDS"):
-        assert all(encoder.cost(f" {word}") == 1 for word in getattr(words, name))
-
-
-def test_batches_are_deterministic_and_score_only_masked_tokens(encoder: Encoder) -> None:
-    batch, again = (make_batch(encoder, STAGE, BLOCK, 7, 3) for _ in range(2))
-    other = make_batch(encoder, STAGE, BLOCK, 7, 4)
-    for name, (shape, dtype) in batch_shapes(STAGE, BLOCK).items():
-        assert batch[name].shape == shape
-        assert batch[name].dtype == dtype
-        np.testing.assert_array_equal(batch[name], again[name])
-    assert (batch["tokens"] != other["tokens"]).any()
-    scored = batch["classes"] != NONE
-    assert (batch["tokens"][scored] == MASK_ID).all()
-    ends = np.isin(batch["classes"], (END, FILL))
-    assert (batch["targets"][ends] == EOS_ID).all()
-    words_scored = np.isin(batch["classes"], (ANSWER, COPY))
-    assert (batch["targets"][words_scored] > MASK_ID).all()
-
-
-def test_answers_start_anywhere_in_a_block(encoder: Encoder) -> None:
-    starts = set()
-    for index in range(40):
-        classes = make_batch(encoder, STAGE, BLOCK, 1, index)["classes"][:, STAGE.context :]
-        for branch in classes.reshape(-1, BRANCH_BLOCKS * BLOCK):
-            where = np.nonzero(branch == ANSWER)[0]
-            starts.update(where[:1] % BLOCK)
-            # One block is decoded at a time.
-            assert len({slot // BLOCK for slot in np.nonzero(branch)[0]}) <= 1
-    assert len(starts) > BLOCK // 2
-
-
-def test_bindings_point_from_values_and_slots_to_their_keys(encoder: Encoder) -> None:
-    for index in range(5):
-        batch = make_batch(encoder, STAGE, BLOCK, 2, index)
-        for row in range(STAGE.rows):
-            tokens, targets = batch["tokens"][row], batch["targets"][row]
-            bound = batch["bind"][row][batch["bound"][row]]
-            values: dict[tuple[int, int], set[int]] = {}
-            for query, first, last in bound[bound[:, 0] < STAGE.context]:
-                assert first < last < query
-                values.setdefault((tokens[first], tokens[last]), set()).add(int(tokens[query]))
-            slots = bound[bound[:, 0] >= STAGE.context]
-            for query, first, last in slots:
-                assert tokens[query] == MASK_ID
-                key = (tokens[first], tokens[last])
-                if batch["classes"][row, query] == ANSWER:
-                    assert targets[query] in values[key]
+def test_the_loss_is_that_of_serving_each_branch(batch: Batch) -> None:
+    """Context and one branch at a time through the plain network, averaged by loops."""
+    params = init_params(SMALL, 1)
+    total, metrics = jax.device_get(objective(batch, 0.5)(params))
+    model = jax.jit(as_model(SMALL, params, jnp.float32))
+    context, size = LAST.context, LAST.blocks * BLOCK
+    answers, weights, ends, fills = [], [], [], []
+    right: dict[str, list[bool]] = {kind: [] for kind in KINDS}
+    for row in range(LAST.rows):
+        for number in range(LAST.branches):
+            where = slice(context + number * size, context + (number + 1) * size)
+            tokens = [*batch["tokens"][row, :context], *batch["tokens"][row, where]]
+            logits = np.asarray(model(jnp.array([tokens]))[0, context:], np.float64)
+            losses = (
+                np.log(np.exp(logits).sum(-1)) - logits[range(size), batch["targets"][row, where]]
+            )
+            kind = KINDS[batch["kinds"][row, number]]
+            classes = batch["classes"][row, where]
+            asked = np.flatnonzero(classes == ANSWER)
+            for at in asked:
+                answers.append(losses[at])
+                weights.append((0.5 if kind == "text" else 1.0) / len(asked) ** 0.5)
+                right[kind].append(logits[at].argmax() == batch["targets"][row, where][at])
+            ends += list(losses[classes == END])
+            fills += list(losses[classes > END])
+    assert metrics["answer_loss"] == pytest.approx(np.average(answers, weights=weights), rel=1e-4)
+    assert metrics["end_loss"] == pytest.approx(np.mean(ends) if ends else 0, rel=1e-4)
+    for kind, found in right.items():
+        assert metrics[kind] == pytest.approx(np.mean(found) if found else -1)
+    binding = binding_by_loops(params, batch)
+    assert metrics["binding_loss"] == pytest.approx(binding, rel=1e-4)
+    whole = metrics["answer_loss"] + 0.5 * metrics["end_loss"] + 0.5 * binding
+    whole += 0.05 * (np.mean(fills) if fills else 0)
+    assert total == pytest.approx(whole, rel=1e-4)
 
 
-def test_branches_do_not_see_each_other() -> None:
-    positions, mask = layout(64, 2, 64, BLOCK)
-    first, second = slice(64, 128), slice(128, 192)
-    assert not mask[first, second].any()
-    assert not mask[second, first].any()
-    assert not mask[:64, 64:].any()
-    assert mask[64:, :64].all()
-    assert positions[64] == positions[128] == 64
-    for i, j in np.random.default_rng(0).integers(0, 128, (200, 2)):
-        assert mask[i, j] == (j // BLOCK <= i // BLOCK)
+def binding_by_loops(params, batch: Batch) -> float:
+    """Three heads of the first layer: first token, last token of the name, the token before."""
+    model = as_model(SMALL, params, jnp.float32)
+    places, visible = layout(LAST.context, LAST.branches, LAST.blocks * BLOCK, BLOCK)
+    found: dict[tuple[bool, int], list[float]] = {}
+    for row, tokens in enumerate(batch["tokens"]):
+        q, k, _ = model.layers[0].pre(model.embed(jnp.array([tokens])), jnp.array([places]))
+        for query, first, last in batch["bind"][row][batch["bound"][row]]:
+            for place, (head, target) in enumerate(
+                zip(binding_heads(SMALL), (first, last, query - 1), strict=True)
+            ):
+                keys = k[0, :, head // SMALL.group_size]
+                scores = np.asarray(keys @ q[0, query, head], np.float64) / SMALL.head_dim**0.5
+                mass = np.exp(scores)
+                loss = np.log(mass[visible[query]].sum()) - scores[target]
+                found.setdefault((query < LAST.context, place), []).append(loss)
+    return sum(np.mean(losses) for losses in found.values()) / 6
 
 
-def _trainer(out: Path, steps: int) -> Trainer:
-    settings = Settings(steps=steps, seconds=1e9, rate=3e-3, warmup=5, decay_share=1e-6)
-    return Trainer(SMALL, [STAGE], settings, out)
+def made(out: Path, steps: int, plan=(STAGE, LAST), **options) -> Trainer:
+    settings = {"steps": steps, "seconds": ENDLESS, "rate": 3e-3, "warmup": 5, "fade": 4}
+    return Trainer(SMALL, list(plan), Settings(**settings | options), out)
 
 
-def _advance(trainer: Trainer, batches: list[Batch]) -> None:
-    for batch in batches:
-        trainer.update(0, batch)
+def test_a_step_lowers_the_loss(batch: Batch, tmp_path: Path) -> None:
+    run = made(tmp_path, 100, warmup=1)
+    value = objective(batch, 0.5)
+    before, _ = value(run.params)
+    run.update(0, batch)
+    after, _ = value(run.params)
+    assert after < before
+    for _ in range(30):
+        run.update(0, batch)
+    last, metrics = value(run.params)
+    assert last < 0.5 * before
+    assert metrics["one"] > 0.5
 
 
-def test_steps_reduce_the_loss_and_resuming_is_exact(encoder: Encoder, tmp_path: Path) -> None:
-    batches = [make_batch(encoder, STAGE, BLOCK, 0, index) for index in range(3)] * 17
-    straight = _trainer(tmp_path / "straight", 100)
-    _advance(straight, batches)
-    straight.note()
-    history = straight.progress.history
-    assert history[-1]["answer_loss"] < 0.7 * history[0]["answer_loss"]
-    assert history[-1]["binding_loss"] < history[0]["binding_loss"]
+def inline(encoder: Encoder, asked: list[tuple[str, int]]):
+    def submit(stage: Stage, block: int, seed: int, index: int) -> Future[Batch]:
+        asked.append((stage.name, index))
+        future: Future[Batch] = Future()
+        future.set_result(make_batch(encoder, stage, block, seed, index))
+        return future
 
-    half = _trainer(tmp_path / "half", 100)
+    return submit
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(encoder, monkeypatch, tmp_path) -> None:
+    """Stopped between looks at the metrics, while batches of the stage before are under way."""
+    monkeypatch.setattr(trainer, "WINDOW", 4)
+    monkeypatch.setattr(trainer, "LOG_EVERY", 3)
+    plan = (replace(STAGE, goals=(("one", 0.0),)), LAST)
+    straight, asked = made(tmp_path / "straight", 15, plan), []
+    straight.run(inline(encoder, asked), ahead=4)
+    assert straight.progress.reached == 1
+    assert [index for _, index in asked[:15]] == list(range(15))
+    assert straight.progress.opened < [name for name, _ in asked].index("last") <= 11
+
+    stopped_at = straight.progress.opened + 1
+    half = made(tmp_path / "half", 15, plan)
     half.programs = straight.programs
-    _advance(half, batches[:25])
-    half.save()
-    resumed = _trainer(tmp_path / "half", 100)
+    update = half.update
+
+    def watched(number: int, batch: Batch) -> None:
+        update(number, batch)
+        half.stopping = half.progress.step == stopped_at
+
+    monkeypatch.setattr(half, "update", watched)
+    half.run(inline(encoder, []), ahead=4)
+    assert half.progress.step == stopped_at
+    assert half.progress.unread
+    resumed = made(tmp_path / "half", 15, plan)
     resumed.programs = straight.programs
     assert resumed.resume()
     assert resumed.progress == half.progress
-    _advance(resumed, batches[25:])
-    resumed.note()
-    assert resumed.progress.history == history
-    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    resumed.run(inline(encoder, []), ahead=2)
+    assert replace(resumed.progress, seconds=0, chosen=[]) == replace(
+        straight.progress, seconds=0, chosen=[]
+    )
+    for name in ("params", "moments"):
+        both = [jax.tree.leaves(getattr(run, name)) for run in (straight, resumed)]
+        for a, b in zip(*both, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
-def test_state_of_another_network_is_refused(tmp_path: Path) -> None:
-    _trainer(tmp_path, 10).save()
-    other = replace(SMALL, num_layers=1)
-    with pytest.raises(ValueError, match="another network"):
-        load_state(tmp_path, init_params(other, 0))
+def look(run: Trainer, number: int, count: int, **accuracies: float) -> None:
+    """As if ``count`` batches of a stage had been trained on."""
+    names = ("answer_loss", "end_loss", "binding_loss", "end", *KINDS)
+    metrics = dict.fromkeys(names, -1.0) | accuracies
+    run.progress.step += count
+    run.pending = [(number, metrics)] * count
+    run.note()
 
 
-def test_export_round_trip(tmp_path: Path) -> None:
+def test_stages_open_by_goals_or_patience(tmp_path: Path) -> None:
+    goals = (("one", 0.9), ("copy", 0.5))
+    plan = [replace(STAGE, goals=goals, patience=200)] * 2 + [LAST]
+    run = made(tmp_path, 10_000, plan)
+    look(run, 0, 49, one=1.0, copy=1.0)
+    assert run.progress.reached == 0  # too few to tell
+    look(run, 0, 50, one=1.0, copy=0.4)
+    assert run.progress.reached == 0
+    look(run, 0, 40, one=1.0)  # batches without copies say nothing of them
+    assert run.progress.reached == 0
+    look(run, 0, 40, one=1.0, copy=0.6)
+    assert (run.progress.reached, run.progress.opened) == (1, 179)
+    assert run.progress.recent == []
+    look(run, 0, 300, one=1.0, copy=1.0)  # rehearsals of an earlier stage
+    assert run.progress.reached == 1
+    look(run, 1, 60, one=0.75, copy=0.1)  # patience is over, but short answers are mostly wrong
+    assert run.progress.reached == 1
+    assert run.progress.released == -1
+    assert run.bind_weight() == run.settings.bind_weight
+    look(run, 1, 60, one=0.85, copy=0.1)
+    assert run.progress.reached == 2
+    assert run.progress.released == run.progress.step  # nothing beyond is supervised
+    weights = []
+    for _ in range(6):
+        weights.append(run.bind_weight() / run.settings.bind_weight)
+        run.progress.step += 1
+    assert weights == [1, 0.75, 0.5, 0.25, 0, 0]
+    look(run, 2, 80, one=1.0)
+    assert run.progress.reached == 2  # there is no further one
+    assert run.progress.history[-1].keys() >= {"step", "stage", "end", *KINDS}
+    assert [row["stage"] for row in run.progress.history[3:6]] == [0, 0, 1]
+
+
+def test_rate_and_choice_of_stages(tmp_path: Path) -> None:
+    run = made(tmp_path, 1000, rate=1.0, warmup=10, decay_share=0.5)
+    rates = []
+    for step in (0, 4, 9, 500, 750, 1000):
+        run.progress.step = step
+        rates.append(run.rate())
+    assert rates == pytest.approx([0.1, 0.5, 1.0, 1.0, 0.51, 0.02])
+    plan = curriculum.stages("tiny")
+    chosen = [curriculum.choose(plan, 6, 0, index) for index in range(2000)]
+    assert set(chosen) == {2, 3, 4, 5, 6}
+    assert np.mean(np.array(chosen) == 6) == pytest.approx(0.8, abs=0.03)
+    assert {curriculum.choose(plan, 1, 0, index) for index in range(99)} == {1}
+
+
+def test_an_exported_network_computes_the_same_when_converted(batch, tmp_path: Path) -> None:
     params = init_params(SMALL, 1)
-    export(tmp_path, SMALL, params)
-    config, loaded = read_config(tmp_path), read_params(tmp_path)
-    assert config.exact_layers == 1
-    assert config.stop_token_ids == (EOS_ID,)
-    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(loaded), strict=True):
-        np.testing.assert_array_equal(np.asarray(a, jnp.bfloat16), np.asarray(b, jnp.bfloat16))
+    export(tmp_path / "hf", SMALL, params)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED.parent / name, tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "out")
+    config, model = checkpoint.load(tmp_path / "out", dtype="float32")
+    for name in ("block_size", "mask_token_id", "stop_token_ids", "exact_layers", "num_heads"):
+        assert getattr(config, name) == getattr(SMALL, name)
+    tokens = jnp.asarray(batch["tokens"][:, :64])
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    wanted = jax.jit(as_model(SMALL, rounded, jnp.float32))(tokens)
+    np.testing.assert_allclose(jax.jit(model)(tokens), wanted, atol=1e-5)
 
 
-def test_decoding_equals_uncached_decoding() -> None:
-    block = 8
-    config = replace(SMALL, block_size=block)
-    model = as_model(config, init_params(config, 2), jnp.float32)
-    whole = jax.jit(lambda tokens: model(tokens[None])[0])
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(2, 1600, length).tolist() for length in (7, 16, 19)]
-    answers, _ = decode(config, model, prompts, blocks=2, threshold=0.9)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        start = len(prompt) // block * block
-        end = start + 2 * block
-        tokens = np.full(32, MASK_ID)
-        tokens[: len(prompt)] = prompt
-        masked = np.arange(len(tokens)) >= len(prompt)
-        for begin in (start, start + block):
-            here = np.arange(begin, begin + block)
-            while masked[here].any():
-                # Later blocks are there, as masks, but no earlier one attends them.
-                probability = np.array(jax.nn.softmax(whole(jnp.asarray(tokens))[here]))
-                probability[:, MASK_ID] = 0
-                sure = np.where(masked[here], probability.max(-1), -1)
-                accept = masked[here] & ((sure > 0.9) | (sure == sure.max()))
-                tokens[here[accept]] = probability.argmax(-1)[accept]
-                masked[here[accept]] = False
-        expected = tokens[len(prompt) : end].tolist()
-        if EOS_ID in expected:
-            expected = expected[: expected.index(EOS_ID)]
-        assert answer == expected
-
-
-def test_sparse_rows_keep_the_exact_layers_and_the_last_block() -> None:
-    start = np.array([320, 640])
-    rows = allowed_rows(SMALL, 704, start, Sparsity(1, 0.1), np.random.default_rng(0))
-    assert rows.shape == (2, 2, 2, 704)
-    for slot, begin in enumerate(start):
-        assert rows[0, slot, :, :begin].all()
-        assert rows[1, slot, :, begin - BLOCK : begin].all()
-        assert not rows[:, slot, :, begin:].any()
-        share = rows[1, slot, :, : begin - BLOCK].mean()
-        assert 0.03 < share < 0.2
+def test_states_of_other_runs_are_refused(tmp_path: Path) -> None:
+    run = made(tmp_path, 10)
+    run.progress.reached = 1
+    run.save()
+    with pytest.raises(ValueError, match="belongs to another network; use another --model"):
+        load_state(tmp_path, init_params(replace(SMALL, num_layers=1), 0))
+    with pytest.raises(ValueError, match="belongs to a longer curriculum"):
+        made(tmp_path, 10, [STAGE]).resume()
+    (tmp_path / "state.npz").write_bytes(b"PK\3\4 not a state")
+    with pytest.raises(ValueError, match="no state of a training run"):
+        run.resume()

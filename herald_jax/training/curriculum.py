@@ -6,7 +6,7 @@ import random
 
 from herald_jax.models.config import ModelConfig
 from herald_jax.training.data import Stage
-from herald_jax.training.tasks import Style
+from herald_jax.training.documents import Style
 from herald_jax.training.vocabulary import EOS_ID, MASK_ID
 
 # Short answers that are less often right keep a stage open, however long it takes.
@@ -38,6 +38,7 @@ def stages(name: str) -> list[Stage]:
     First values of one token, then of several, then all kinds of questions, then longer contexts
     with more facts; each stage is left as its goals and patience say.
     """
+    lengths: tuple[int, ...]
     if name == "micro":
         rows, branches, lengths = 8, 4, (96, 192)
     elif name == "tiny":

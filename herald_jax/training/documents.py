@@ -142,6 +142,9 @@ def _fact(rng: random.Random, key: str, attribute: str, value: str, form: Form) 
 def _reference(key: str, other: str, form: Form) -> Sentence:
     """ " The blue harbor has the same as the red mill." or its line in a table."""
     name, target = atoms_of(key), atoms_of(other)
+    before: tuple[str, ...]
+    between: tuple[str, ...]
+    end: tuple[str, ...]
     if form == "table":
         before, between, end = (" -",), (":", " same", " as"), ("\n",)
     else:

@@ -51,6 +51,10 @@ def _plain(texts: Iterator[str]) -> Iterator[str]:
                     yield bare
 
 
+class NoProse(RuntimeError):
+    """The text of the standard library cannot be found."""
+
+
 @functools.cache
 def sentences(held_out: bool = False) -> tuple[str, ...]:
     """Plain sentences in alphabetical order, each once.
@@ -59,11 +63,14 @@ def sentences(held_out: bool = False) -> tuple[str, ...]:
       held_out: the tenth that is never trained on, rather than the rest.
 
     Raises:
-      RuntimeError: the standard library's text cannot be found.
+      NoProse: the standard library's text cannot be found.
     """
     found = sorted(set(_plain(_texts())))
     if not found:
-        raise RuntimeError("no prose: this Python installation has no source of its library")
+        raise NoProse(
+            f"no prose: {sysconfig.get_paths()['stdlib']} has no source of Python's library; use a "
+            "Python installed with its .py files"
+        )
     return tuple(s for s in found if _is_held_out(s) == held_out)
 
 

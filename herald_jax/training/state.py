@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import jax
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from herald_jax.models.config import ModelConfig
 from herald_jax.training.loss import Params, optimizer
@@ -21,8 +23,9 @@ class Progress:
     """Where a run stands; everything but the weights and moments.
 
     ``recent`` holds the accuracies by kind of the newest batches of the reached stage, which was
-    opened at step ``opened``;
-    ``released`` is the step at which the binding supervision began to fade, or -1.
+    opened at step ``opened``; ``released`` is the step at which the binding supervision began to
+    fade, or -1. ``chosen`` holds the stages of the batches from ``step`` on that were asked for
+    already, ``unread`` stage and metrics of the last steps, which are not in ``history`` yet.
     """
 
     step: int = 0
@@ -32,6 +35,8 @@ class Progress:
     released: int = -1
     recent: list[dict[str, float]] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    unread: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
 
 def save_state(folder: Path, params: Params, moments: Any, progress: Progress) -> None:
@@ -50,17 +55,24 @@ def load_state(folder: Path, params: Params) -> tuple[Params, Any, Progress]:
     """Reads what ``save_state`` wrote; ``params`` gives the shapes.
 
     Raises:
-      ValueError: if the saved weights are those of another network.
+      ValueError: the saved weights are those of another network, or the file is damaged.
     """
     like = (params, optimizer().init(params))
     leaves, tree = jax.tree.flatten(like)
-    with np.load(folder / "state.npz") as saved:
-        if len(saved.files) != len(leaves) + 1:
-            raise ValueError(f"{folder}/state.npz belongs to another network; use another --out")
-        loaded = [jax.numpy.asarray(saved[f"leaf{i}"]) for i in range(len(leaves))]
-        progress = Progress(**json.loads(saved["progress"].tobytes()))
+    other = f"{folder}/state.npz belongs to another network; use another --model or --out"
+    try:
+        with np.load(folder / "state.npz") as saved:
+            if len(saved.files) != len(leaves) + 1:
+                raise ValueError(other)
+            loaded = [jax.numpy.asarray(saved[f"leaf{i}"]) for i in range(len(leaves))]
+            progress = Progress(**json.loads(saved["progress"].tobytes()))
+    except (OSError, EOFError, KeyError, TypeError, UnpicklingError, BadZipFile) as error:
+        raise ValueError(
+            f"{folder}/state.npz is no state of a training run: use another --out"
+        ) from error
     if any(old.shape != new.shape for old, new in zip(leaves, loaded, strict=True)):
-        raise ValueError(f"{folder}/state.npz belongs to another network; use another --out")
+        raise ValueError(other)
+    progress.unread = [(number, metrics) for number, metrics in progress.unread]
     restored_params, restored_moments = jax.tree.unflatten(tree, loaded)
     return restored_params, restored_moments, progress
 
@@ -127,54 +139,3 @@ def export(folder: Path, config: ModelConfig, params: Params) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf_config(config), indent=2) + "\n")
     save_file(hf_tensors(params), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The network described by an exported config.json."""
-    raw = json.loads((folder / "config.json").read_text())
-    same = (
-        "vocab_size hidden_size head_dim intermediate_size rope_theta rms_norm_eps attention_bias "
-        "tie_word_embeddings max_position_embeddings block_size mask_token_id"
-    )
-    return ModelConfig(
-        family="sdar",
-        num_layers=raw["num_hidden_layers"],
-        num_heads=raw["num_attention_heads"],
-        num_kv_heads=raw["num_key_value_heads"],
-        stop_token_ids=tuple(raw["herald"]["stop_token_ids"]),
-        exact_layers=raw["herald"]["exact_layers"],
-        **{name: raw[name] for name in same.split()},
-    )
-
-
-def read_params(folder: Path) -> Params:
-    """fp32 weights of an exported folder; the inverse of ``export`` up to bfloat16 rounding."""
-    tensors = load_file(folder / "model.safetensors")
-
-    def take(name: str) -> np.ndarray:
-        tensor = tensors[f"{name}.weight"].astype(np.float32)
-        return tensor.T if name.endswith("_proj") else tensor
-
-    def layer(prefix: str) -> dict[str, Any]:
-        attention: dict[str, Any] = {
-            name: {"kernel": take(f"{prefix}.self_attn.{name}_proj")} for name in "qkvo"
-        }
-        for name in ("q_norm", "k_norm"):
-            attention[name] = {"scale": take(f"{prefix}.self_attn.{name}")}
-        mlp = {
-            name: {"kernel": take(f"{prefix}.mlp.{name}_proj")} for name in ("gate", "up", "down")
-        }
-        return {
-            "input_norm": {"scale": take(f"{prefix}.input_layernorm")},
-            "mlp_norm": {"scale": take(f"{prefix}.post_attention_layernorm")},
-            "attention": attention,
-            "mlp": mlp,
-        }
-
-    count = read_config(folder).num_layers
-    params = {
-        "embedding": {"embedding": take("model.embed_tokens")},
-        "norm": {"scale": take("model.norm")},
-        "layers": {index: layer(f"model.layers.{index}") for index in range(count)},
-    }
-    return jax.tree.map(jax.numpy.asarray, params)

@@ -23,10 +23,10 @@ Span = tuple[int, int]
 class Question:
     """A question in atoms, with its one right answer.
 
-    ``about`` is the (first) name asked for, or how the sentence begins. ``prompt`` is all that follows the document, up to and including "Answer:" (and the beginning
-    of a sentence that shall be continued). ``keys[i]`` is the span, in the atoms of prompt and
-    answer together, of the name that answer atom ``i`` belongs to, or None; the last entry is
-    that of the end of text.
+    ``about`` is the (first) name asked for, or how the sentence begins. ``prompt`` is all that
+    follows the document, up to and including "Answer:" (and the beginning of a sentence that shall
+    be continued). ``keys[i]`` is the span, in the atoms of prompt and answer together, of the name
+    that answer atom ``i`` belongs to, or None; the last entry is that of the end of text.
     """
 
     kind: str
@@ -228,7 +228,8 @@ def make_question(rng: random.Random, kind: str, document: Document) -> Question
 def make_item(task: str, rng: random.Random, tokens: int, cost: Cost) -> Item:
     """A fresh document with one question of a task in ``TASKS``.
 
-    Prompt and answer together take at most ``tokens`` tokens, and at most 40 less.
+    Prompt and answer together take at most ``tokens`` tokens, and fewer by a random number below
+    32, by up to 8 for the question, and by less than one sentence of filler.
 
     Raises:
       ValueError: the task is unknown or the document too short for its facts.
