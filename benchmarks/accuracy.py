@@ -82,10 +82,10 @@ class Answers:
         items = self.items(cell, count)
         about = (self.model, method, budget, *cell)
         todo = [n for n in range(count) if (*about, n) not in self.right]
-        began, done = time.perf_counter(), 0
-        for n, text in self._answers(method, budget, cell[1], {n: items[n] for n in todo}):
+        began = time.perf_counter()
+        answers = self._answers(method, budget, cell[1], {n: items[n] for n in todo})
+        for done, (n, text) in enumerate(answers, 1):
             self._keep((*about, n), text == items[n].answer)
-            done += 1
             if done % self.batch == 0 or done == len(todo):
                 seconds = time.perf_counter() - began
                 line = f"{method} {budget:g} {cell[0]} {cell[1]}: {done}/{len(todo)}"

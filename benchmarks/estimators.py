@@ -59,6 +59,11 @@ def merge(q: jax.Array, voters: ArrayLike) -> jax.Array:
     return ((q.astype(jnp.float32) * votes).sum(0) / votes.sum(0))[None]
 
 
+def merge_parts(q: jax.Array, parts: int) -> jax.Array:
+    """Mean query of each of ``parts`` consecutive parts: [S, H_q, D] -> float32 [parts, H_q, D]."""
+    return q.astype(jnp.float32).reshape(parts, -1, *q.shape[1:]).mean(1)
+
+
 def advance(q: jax.Array, positions: int, theta: float) -> jax.Array:
     """Moves post-RoPE queries [S, H_q, D] by ``positions``, as if they stood there."""
     return rotate(q, rotary_angles(jnp.array([positions]), q.shape[-1], theta))

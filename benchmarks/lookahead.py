@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import estimators
+from benchmarks.drafted import Drafted, drafted
 from benchmarks.trajectories import Ahead, Block, Network, Trajectory, look_ahead
 from herald_jax.kv.budget import Budget
 
@@ -26,6 +27,8 @@ ONE_QUERY: dict[Ahead, str] = {
 ALL_QUERIES: dict[Ahead, str] = {"omitted": "mage-omitted", "drafted": "mage-drafted"}
 #: Numbers of drafted queries in between, evenly spaced (paper Fig. 8 counts what they cost).
 FEW_QUERIES = (2, 4, 8, 16)
+#: Parts of the block whose drafted queries are merged apart; the first is what is also refined.
+PARTS = (4, 1, 2, 8, 32)
 #: Steps of block n whose queries are merged; "done" is its commit pass, all positions.
 MERGE_STEPS = ("first", "middle", "last", "done")
 #: What is said of a unit: the last axis of ``Units``.
@@ -36,10 +39,14 @@ Units = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared: budgets as fractions of the prefix, and C / K above 1."""
+    """What is compared: budgets as fractions of the prefix, and C / K above 1.
+
+    ``pool`` is the budget of block n's own pool, which drafted queries attend.
+    """
 
     budgets: tuple[float, ...]
     ratios: tuple[float, ...]
+    pool: float = 0.05
 
 
 def label(selector: str, reference: str, **more: Any) -> str:
@@ -74,6 +81,10 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
     seen = {
         name: look_ahead(network, trajectory, now, ahead, count) for name, ahead, count in asked
     }
+    over = {
+        name: drafted(network, trajectory, number, fraction)
+        for name, fraction in (("pool", case.pool), ("prefix", None))
+    }
     layers = []
     for layer in range(network.config.exact_layers, network.config.num_layers):
         view = LayerView(network, trajectory, now, following, layer, case)
@@ -81,7 +92,7 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
         for name, (made, length) in seen.items():
             everyone = np.ones(made.queries.shape[1], bool)
             ahead[name] = view.score(made.queries[layer], everyone, made.cache[layer][0][0], length)
-        layers.append(view.compare(ahead, seed + layer))
+        layers.append(view.compare(ahead, over, seed + layer))
     return {name: np.stack([found[name] for found in layers]) for name in layers[0]}
 
 
@@ -124,11 +135,12 @@ class LayerView:
         voters = self.following.masked[step]
         return self.score(self.following.queries[step][self.layer], voters, *self._buffer(step))
 
-    def compare(self, ahead: dict[str, np.ndarray], seed: int) -> Units:
+    def compare(self, ahead: dict[str, np.ndarray], over: dict[str, Drafted], seed: int) -> Units:
         """Judges the selections by both oracles, and key indexes by the exact scan.
 
         Args:
           ahead: scores [H, P] of the selectors that look ahead with [MASK] queries.
+          over: the drafted queries, by what they attended.
           seed: of the random control.
 
         Returns:
@@ -147,15 +159,18 @@ class LayerView:
         scores["window"] = np.tile(np.arange(self.prefix, dtype=np.float32), (heads, 1))
         for name, values in scores.items():
             add(estimators.top(values, counts), name)
-        merged = []
-        for values, more in self._merged():
-            add(estimators.top(values, counts), "merged", **more)
-            merged.append(values)
-        values, attended = merged[0], self._first_probabilities()
-        for candidates, ratio in self._candidates(values):
-            add(candidates, "merged", candidates_ratio=ratio, refined=False)
-            refined = estimators.refine(attended, candidates, counts)
-            add(refined, "merged", candidates_ratio=ratio, refined=True)
+        attended = self._first_probabilities()
+        first: dict[str, np.ndarray] = {}
+        ways = (("merged", self._merged()), ("merged-drafted", self._drafted(over)))
+        for selector, made in ways:
+            for values, more in made:
+                first.setdefault(selector, values)
+                add(estimators.top(values, counts), selector, **more)
+            for candidates, ratio in self._candidates(first[selector]):
+                add(candidates, selector, candidates_ratio=ratio, refined=False)
+                refined = estimators.refine(attended, candidates, counts)
+                add(refined, selector, candidates_ratio=ratio, refined=True)
+        values = first["merged"]
         references = np.stack([estimators.top(mass, counts) for mass in self.oracle])
         recall, mass = estimators.judge(np.stack(sets), references, self.oracle)
         found: Units = {}
@@ -182,6 +197,21 @@ class LayerView:
         own = estimators.merge(self.following.queries[0][self.layer], self.following.masked[0])
         more = {"step": "next block", "rotation": False, "mean_of": "queries"}
         yield self.score(own, np.ones(1, bool)), more
+
+    def _drafted(self, over: dict[str, Drafted]) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        """Scores of the next block's drafted queries; what merged-drafted does comes first."""
+        size = self.config.block_size
+        cases = [("pool", parts, True) for parts in PARTS if parts <= size]
+        cases += [("prefix", PARTS[0], True), ("pool", PARTS[0], False)]
+        for attended, parts, outside in cases:
+            queries, local = over[attended].queries[self.layer], over[attended].keys[self.layer]
+            merged = estimators.merge_parts(queries, min(parts, size))
+            keys, length = self.keys, self.prefix
+            if outside:
+                keys = jax.lax.dynamic_update_slice_in_dim(keys, local, self.prefix, 0)
+                length += len(local)
+            values = self.score(merged, np.ones(len(merged), bool), keys, length)
+            yield values, {"parts": parts, "mass_outside": outside, "attended": attended}
 
     def _candidates(self, scores: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
         """The C best rows bool [K, H, P] for each C / K."""

@@ -71,7 +71,7 @@ class Study:
             )
         self.network = Network(config, model)
         self.tokenizer = Tokenizer.from_directory(path, config)
-        self.case = Case(tuple(options.budgets), tuple(options.ratios))
+        self.case = Case(tuple(options.budgets), tuple(options.ratios), options.detail)
         self.blocks: int = options.blocks
         stops = () if options.ignore_eos else None
         self.generation = GenerationConfig(
@@ -238,6 +238,10 @@ def described(row: dict[str, Any]) -> str:
     if "step" in row:
         words.append(f"mean of {row['mean_of']} at {row['step']}")
         words.append("rotated" if row["rotation"] else "not rotated")
+    if "parts" in row:
+        words.append(f"{row['parts']} parts over the {row['attended']}")
+        if not row["mass_outside"]:
+            words.append("mass outside left out")
     if row["index"] != "exact":
         words.append(f"{row['index']} index")
     if row["candidates_ratio"] != 1:
@@ -264,7 +268,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--exact-layers", type=int, help="layers left out; the model's by default")
     made.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, metavar="SHARE")
     made.add_argument("--ratios", nargs="+", type=float, default=RATIOS, metavar="C/K")
-    made.add_argument("--detail", type=float, default=0.05, help="budget reported by layer too")
+    made.add_argument(
+        "--detail",
+        type=float,
+        default=0.05,
+        help="budget of block n's pool, and the one reported by layer",
+    )
     return made
 
 

@@ -1,4 +1,4 @@
-"""The picture of the study of recall: six panels, one context, all tasks together."""
+"""The picture of the study of recall: eight panels, one context, all tasks together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ CURVES = (
     "random",
 )
 MERGED: Row = {"step": "first", "rotation": True, "mean_of": "queries"}
-REFINED: Row = {"selector": "merged", "refined": True, "candidates_ratio": 2.0}
+DRAFTED: Row = {"attended": "pool", "mass_outside": True}
+REFINED: Row = {"refined": True, "candidates_ratio": 2.0}
+#: Who is compared task by task.
+BY_TASK = {
+    "mage": {"selector": "mage"},
+    "merged-drafted": {"selector": "merged-drafted", "parts": 4, **DRAFTED},
+    "merged": {"selector": "merged", **MERGED},
+    "herald-draft": {"selector": "herald-draft"},
+    "centre": {"selector": "centre"},
+}
 
 
 def find(rows: Sequence[Row], **wanted: Any) -> list[Row]:
@@ -36,18 +45,20 @@ def draw(path: Path, rows: Sequence[Row], budget: float) -> None:
     import matplotlib.pyplot as plt
 
     context = max(row["context"] for row in rows)
-    rows = [row for row in rows if row["context"] == context]
+    rows = every = [row for row in rows if row["context"] == context]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) > 1:
         rows = [row for row in rows if row["task"] == "all"]
     here = [row for row in rows if row["budget"] == budget]
-    figure, axes = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(21, 9.5), layout="constrained")
     for axis, reference in zip(axes[0, :2], REFERENCES, strict=True):
         _curves(axis, rows, reference, budget)
     _buckets(axes[0, 2], here)
+    _queries(axes[0, 3], here)
     _ratios(axes[1, 0], here)
     _merges(axes[1, 1], here)
     _indexes(axes[1, 2], here)
+    _tasks(axes[1, 3], [row for row in every if row["budget"] == budget], tasks)
     for axis in axes.flat:
         axis.set_ylabel("recall")
         axis.set_ylim(0, 1.02)
@@ -69,7 +80,10 @@ def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> No
     (mage,) = find(rows, reference=reference, selector="mage", budget=budget)
     axis.axhline(mage["recall"], linestyle=":", color="C0")
     lines: dict[str, Row] = {name: {"selector": name} for name in CURVES}
-    lines |= {"merged": {"selector": "merged", **MERGED}, "merged, C/K 2, refined": REFINED}
+    lines |= {"merged": {"selector": "merged", **MERGED}}
+    lines |= {"merged, C/K 2, refined": {"selector": "merged", **REFINED}}
+    lines |= {"merged-drafted": BY_TASK["merged-drafted"]}
+    lines |= {"merged-drafted, C/K 2, refined": {"selector": "merged-drafted", **REFINED}}
     for index, (name, wanted) in enumerate(lines.items()):
         found = find(rows, reference=reference, **wanted)
         style = "--" if name in ("window", "random") else "-"
@@ -79,7 +93,7 @@ def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> No
             style,
             marker="o",
             markersize=3,
-            color=f"C{index}",
+            color=f"C{index}" if index < 10 else "black",
             label=name,
         )
     shares = sorted({row["budget"] for row in rows})
@@ -115,12 +129,49 @@ def _buckets(axis: Any, rows: Sequence[Row]) -> None:
     axis.set_title("centre query: what block n is worth")
 
 
+def _queries(axis: Any, rows: Sequence[Row]) -> None:
+    """How many queries stand in for the block, each alone or merged by part."""
+    single = ["herald-draft", *(f"herald-draft-{few}" for few in (2, 4, 8, 16)), "mage-drafted"]
+    recalls = [
+        find(rows, reference="every step", selector=selector)[0]["recall"] for selector in single
+    ]
+    axis.plot([1, 2, 4, 8, 16, 32], recalls, "-o", markersize=3, label="evenly spaced masks, exact")
+    found = find(rows, reference="every step", selector="merged-drafted", **DRAFTED)
+    found.sort(key=lambda row: row["parts"])
+    axis.plot(
+        [row["parts"] for row in found],
+        [row["recall"] for row in found],
+        "-o",
+        markersize=3,
+        label="masks merged by part, over the pool",
+    )
+    (refined,) = find(rows, reference="every step", selector="merged-drafted", **REFINED)
+    axis.axhline(refined["recall"], linestyle="--", color="C1", label="4 parts, C/K 2, refined")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    axis.set_xlabel("queries for the block")
+    axis.set_title("drafted queries, against the per-step oracle")
+
+
+def _tasks(axis: Any, rows: Sequence[Row], tasks: Sequence[str]) -> None:
+    """The same selections, task by task."""
+    asked = [task for task in tasks if task != "all"] or list(tasks)
+    series = {
+        name: [
+            find(rows, reference="every step", task=task, **wanted)[0]["recall"] for task in asked
+        ]
+        for name, wanted in BY_TASK.items()
+    }
+    _bars(axis, asked, series)
+    axis.set_title("by task, against the per-step oracle")
+
+
 def _ratios(axis: Any, rows: Sequence[Row]) -> None:
     """What more candidates are worth, before and after refinement."""
-    for reference, title in REFERENCES.items():
-        plain = find(rows, selector="merged", reference=reference, **MERGED)
+    for color, selector in enumerate(("merged", "merged-drafted")):
+        plain = find(rows, reference="every step", **BY_TASK[selector])
         for refined, style in ((False, "--"), (True, "-")):
-            found = find(rows, selector="merged", reference=reference, refined=refined)
+            found = find(rows, selector=selector, reference="every step", refined=refined)
             # Merges and indexes have rows of their own.
             found = plain + [row for row in found if row["candidates_ratio"] > 1]
             axis.plot(
@@ -129,11 +180,11 @@ def _ratios(axis: Any, rows: Sequence[Row]) -> None:
                 style,
                 marker="o",
                 markersize=3,
-                color="C0" if reference == "first step" else "C1",
-                label=f"{title}, {'refined to K' if refined else 'C candidates'}",
+                color=f"C{color}",
+                label=f"{selector}, {'refined to K' if refined else 'C candidates'}",
             )
     axis.set_xlabel("C / K")
-    axis.set_title("merged query: candidates and refinement")
+    axis.set_title("candidates and refinement, against the per-step oracle")
 
 
 def _merges(axis: Any, rows: Sequence[Row]) -> None:

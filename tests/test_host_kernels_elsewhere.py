@@ -62,9 +62,7 @@ def test_it_equals_keys_that_stand_outside(isa, queries, dtype):
             # Equal up to rounding: what differs lies on the border.
             odd = np.setxor1d(rows, want)
             assert np.all(np.abs(mass[head][odd] - least) <= 1e-4 * least)
-            differs |= not np.array_equal(
-                want, reference.top_rows(alone[head], int(budget[n]), 2)
-            )
+            differs |= not np.array_equal(want, reference.top_rows(alone[head], int(budget[n]), 2))
     assert differs == (queries > 1), "the share outside matters where queries are summed"
 
 

@@ -63,7 +63,9 @@ def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
         text = [*slot.request.prompt_ids.tolist(), *slot.generated][:begun]
         drafted, masks = seen["tokens"][n, BLOCK : 2 * BLOCK], seen["tokens"][n, 2 * BLOCK :]
         assert list(masks) == [TINY.mask_token_id] * BLOCK
-        assert list(seen["positions"][n, 2 * BLOCK :]) == list(range(slot.start, slot.start + BLOCK))
+        assert list(seen["positions"][n, 2 * BLOCK :]) == list(
+            range(slot.start, slot.start + BLOCK)
+        )
         layers = plain_queries([*text, *drafted.tolist(), *masks.tolist()])
         for index, (q, k) in enumerate(layers[exact:]):
             got, mass = (np.asarray(part)[n] for part in seen["queries"][index])

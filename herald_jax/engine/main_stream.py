@@ -22,7 +22,6 @@ from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.transfer import start_fetch
 
-
 Queries = tuple[jax.Array, jax.Array | None]
 
 
@@ -281,9 +280,7 @@ def _pair_inputs(
     following = positions + block
     if masks == 1:
         following = representative_position(state.start, block)[:, None]
-    tokens = jnp.concatenate(
-        [state.tokens, drafted, jnp.full_like(following, mask_id)], axis=1
-    )
+    tokens = jnp.concatenate([state.tokens, drafted, jnp.full_like(following, mask_id)], axis=1)
     return tokens, jnp.concatenate([positions, positions, following], axis=1)
 
 
