@@ -206,7 +206,7 @@ def _shown(row: dict[str, Any], name: str) -> str:
     same = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(given, wanted, strict=False))
     )
-    where = f" from word {same + 1} of {len(wanted)}" if len(wanted) > LONG_WORDS else ""
+    where = f" from word {same + 1}" if len(wanted) > LONG_WORDS else ""
     return f"{text} [red](wrong{where})[/]"
 
 
@@ -214,7 +214,7 @@ def _print(report: dict[str, Any]) -> None:
     """The report for people."""
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
     crossing, far = report["crossing"], report["long_document"]
-    asked = Table(title="herald-tiny answers", show_lines=True)
+    asked = Table(title="herald-tiny answers")
     for title in ("question", "blocks", "answer", *METHODS.values()):
         asked.add_column(title, justify="right" if title == "blocks" else "left")
     tokens, facts = report["document_tokens"], report["facts"]
