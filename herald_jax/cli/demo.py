@@ -40,7 +40,7 @@ CROSSING_NOTE = (
     "The rows for the first block of an answer are chosen by that block's own masks, those for a "
     "later block beforehand by one mask at its centre. For a few digits or words that is enough; "
     "where a later block must look up much, as in the long answers above, HERALD at 5% is often "
-    "wrong where dense is right. The model's card has the shares."
+    "wrong where dense is right."
 )
 CPU_NOTE = (
     "The device is the CPU here: both streams share its cores, so retrieval and its second pass "
