@@ -29,6 +29,7 @@ from herald_jax.engine.engine import EMBEDDED
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import SELECTORS
+from herald_jax.training import prose
 
 CONFIG = ModelConfig(
     family="sdar",
@@ -497,3 +498,12 @@ def test_demo_answers_lie_where_it_says(seed: int) -> None:
             assert item.answer in text[: text.rindex("Question: ")]
     with pytest.raises(Refused, match="no needle of 256 tokens has an answer of 4 blocks"):
         make.item("needle", 256, blocks=4)
+
+
+def test_demo_without_prose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(held_out: bool = False) -> tuple[str, ...]:
+        raise prose.NoProse("no prose: here")
+
+    monkeypatch.setattr(prose, "sentences", none)
+    with pytest.raises(Refused, match="no prose: here"):
+        Maker(lambda text: [], 32, 0)

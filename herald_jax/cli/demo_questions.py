@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from herald_jax.cli.console import Refused
+from herald_jax.training import prose
 from herald_jax.training.documents import Document, make_document
 from herald_jax.training.tasks import TASKS, Question, ask_one, make_item
 
@@ -50,6 +51,15 @@ class Maker:
     """
 
     def __init__(self, encode: Callable[[str], list[int]], block: int, seed: int) -> None:
+        """Reads the prose that documents are filled with.
+
+        Raises:
+          Refused: this Python has none.
+        """
+        try:
+            prose.sentences(held_out=True)
+        except prose.NoProse as error:
+            raise Refused(str(error)) from error
         self.encode, self.block, self.seed = encode, block, seed
         self._costs: dict[str, int] = {}
 
