@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -28,17 +29,31 @@ def _texts() -> Iterator[str]:
         yield from topics.values()
     except ImportError:  # some distributions package it apart
         pass
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(library.rglob("*.py")):
-        if LEFT_OUT.intersection(path.relative_to(library).parts):
-            continue
+    for path in _sources(Path(sysconfig.get_paths()["stdlib"])):
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError):
             continue
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield ast.get_docstring(node) or ""
+
+
+def _sources(library: Path) -> Iterator[Path]:
+    """Source files; folders left out are not even listed, as site-packages may be large."""
+    for folder, inner, names in os.walk(library):
+        inner[:] = [name for name in inner if name not in LEFT_OUT]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """All statements: nothing with a docstring stands inside an expression, so those are passed."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, name, ())
 
 
 def _plain(texts: Iterator[str]) -> Iterator[str]:
@@ -55,7 +70,6 @@ class NoProse(RuntimeError):
     """The text of the standard library cannot be found."""
 
 
-@functools.cache
 def sentences(held_out: bool = False) -> tuple[str, ...]:
     """Plain sentences in alphabetical order, each once.
 
@@ -65,13 +79,20 @@ def sentences(held_out: bool = False) -> tuple[str, ...]:
     Raises:
       NoProse: the standard library's text cannot be found.
     """
+    return _split()[held_out]
+
+
+@functools.cache
+def _split() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The sentences to train on and those held out; read once, which takes seconds."""
     found = sorted(set(_plain(_texts())))
     if not found:
         raise NoProse(
             f"no prose: {sysconfig.get_paths()['stdlib']} has no source of Python's library; use a "
             "Python installed with its .py files"
         )
-    return tuple(s for s in found if _is_held_out(s) == held_out)
+    kept = tuple(s for s in found if not _is_held_out(s))
+    return kept, tuple(s for s in found if _is_held_out(s))
 
 
 def _is_held_out(sentence: str) -> bool:
