@@ -55,10 +55,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def write(path: Path | None, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Writes ``{"environment", "settings", "rows"}``, or prints the rows without a path."""
-    content = {"environment": environment(), "settings": settings, "rows": rows}
+    """Writes ``{"environment", "settings", "rows"}``, or prints it without a path."""
+    head = json.dumps({"environment": environment(), "settings": settings}, indent=2)
+    # A row a line: there may be thousands.
+    lines = ",\n".join("    " + json.dumps(row) for row in rows)
+    text = head.removesuffix("\n}") + ',\n  "rows": [\n' + lines + "\n  ]\n}\n"
     if path is None:
-        print(json.dumps(content, indent=2))
+        print(text)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(text)

@@ -442,7 +442,7 @@ def test_device_memory_becomes_the_size_of_the_arena(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(not EMBEDDED.is_dir(), reason="the embedded model is not in this checkout")
-def test_demo_reports_both_methods(
+def test_demo_reports_all_methods(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The demo itself over shorter documents, which the real lengths would make slow."""
@@ -459,7 +459,7 @@ def test_demo_reports_both_methods(
         assert source["herald"]["device_kv_bytes"] < source["dense"]["device_kv_bytes"]
         assert source["herald"]["host_kv_bytes"] > 0 == source["dense"]["host_kv_bytes"]
         assert not source["dense"]["errors"] + source["herald"]["errors"]
-    for name in ("dense", "herald"):
+    for name in ("dense", "herald", "drafted"):
         for rows, correct in (
             (report["questions"], report[name]["correct"]),
             (far["questions"], far[name]["correct"]),
@@ -469,7 +469,7 @@ def test_demo_reports_both_methods(
             assert [row[f"{name}_correct"] for row in rows] == right
             assert correct == sum(right)
             # Long answers are where a selection made beforehand may fail.
-            assert all(right) or (name == "herald" and rows is crossing["questions"])
+            assert all(right) or (name != "dense" and rows is crossing["questions"])
         assert (report[name]["total"], far[name]["total"]) == (2, 1)
     assert crossing["total"] == 2
     assert report["document_tokens"] < 384

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from herald_jax.engine.request import Result
 
 #: Report key -> method.
-METHODS = {"dense": "dense", "herald": "herald-draft"}
+METHODS = {"dense": "dense", "herald": "herald-draft", "drafted": "merged-drafted"}
 #: Tokens of prompt and answer together, at most; the last as long as the model was made for.
 SHORT_TOKENS, CROSSING_TOKENS, LONG_TOKENS = 2048, 1024, 8192
 QUESTIONS = 6
@@ -38,9 +38,9 @@ ANSWER_TOKENS = 96
 LONG_WORDS = 4
 CROSSING_NOTE = (
     "The rows for the first block of an answer are chosen by that block's own masks, those for a "
-    "later block beforehand by one mask at its centre. For a few digits or words that is enough; "
-    "where a later block must look up much, as in the long answers above, HERALD at 5% is often "
-    "wrong where dense is right."
+    "later block beforehand: with herald-draft by one mask at its centre, which is enough for a "
+    "few digits or words and often not for the long answers above; with merged-drafted by all of "
+    "its masks. docs/accuracy.md has both over many questions."
 )
 CPU_NOTE = (
     "The device is the CPU here: both streams share its cores, so retrieval and its second pass "
@@ -55,8 +55,8 @@ def demo(
 ) -> None:
     """Ask the embedded model about a document, with dense attention and with HERALD.
 
-    Both answer the same questions in one batch; HERALD attends 5% of the document in its sparse
-    layers and keeps their whole KV cache in host memory. Example:
+    All answer the same questions in one batch; the others than dense attend 5% of the document in
+    their sparse layers and keep the whole KV cache of these in host memory. Example:
 
     herald demo --json > demo.json
     """
