@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 Row = dict[str, Any]
-#: Whose scores are shown by length and depth.
-FOLLOWED = ("dense", "herald-draft", "herald-merged")
+#: Whose scores are shown by depth.
+FOLLOWED = ("dense", "herald-draft", "merged-drafted")
 
 
 def named(row: Row) -> str:
@@ -20,7 +20,7 @@ def named(row: Row) -> str:
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """One panel of bars a context that compares methods; one of depth a task and method."""
+    """Bars that compare methods in one context, or scores by length, and by length and depth."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,25 +28,45 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
 
     pooled = [row for row in rows if row["depth"] == "all"]
     contexts = sorted({row["context"] for row in pooled})
-    compared = [c for c in contexts if len({named(r) for r in pooled if r["context"] == c}) > 2]
-    panels = [("bars", context) for context in compared]
-    if len(contexts) > 1:
-        methods = {r["method"] for r in pooled}
-        panels += [("depth", method) for method in FOLLOWED if method in methods]
-    figure, axes = plt.subplots(
-        len(panels) or 1, 1, figsize=(13, 4.2 * (len(panels) or 1)), squeeze=False
-    )
-    figure.set_layout_engine("constrained")
-    for axis, (kind, what) in zip(axes[:, 0], panels, strict=False):
-        if kind == "bars":
-            _bars(axis, [row for row in pooled if row["context"] == what])
-            axis.set_title(f"exactly right, {what} tokens (intervals: difference from dense, 95%)")
-        else:
-            _depths(axis, [row for row in rows if row["method"] == what])
-            axis.set_title(f"{what}: exactly right by task, length and depth of what is asked for")
+    if len(contexts) == 1:
+        figure, axis = plt.subplots(figsize=(13, 4.5), layout="constrained")
+        _bars(axis, pooled)
+        axis.set_title(
+            f"exactly right, {contexts[0]} tokens (intervals: difference from dense, 95%)"
+        )
+    else:
+        tasks = list(dict.fromkeys(row["task"] for row in pooled))
+        methods = [m for m in FOLLOWED if any(row["method"] == m for row in rows)]
+        figure = plt.figure(figsize=(13, 3.2 + 2.4 * len(methods)), layout="constrained")
+        heights = [1.3] + [1.0] * len(methods)
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+        top, *others = parts[:, 0]
+        for axis, task in zip(top.subplots(1, len(tasks), sharey=True), tasks, strict=True):
+            _lines(axis, [row for row in pooled if row["task"] == task])
+            axis.set_title(task)
+        top.axes[0].set_ylabel("exactly right")
+        lines, names = top.axes[0].get_legend_handles_labels()
+        top.legend(lines, names, fontsize=8, frameon=False, loc="outside right center")
+        for part, method in zip(others, methods, strict=True):
+            _depths(part.subplots(), [row for row in rows if row["method"] == method])
+            part.suptitle(f"{method}: by task, length and depth of what is asked for", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+def _lines(axis: Any, rows: Sequence[Row]) -> None:
+    """Score against context, a line a method."""
+    for name in dict.fromkeys(named(row) for row in rows):
+        mine = sorted((r["context"], r["score"]) for r in rows if named(r) == name)
+        style = {"color": "black"} if name == "dense" else {}
+        axis.plot([c for c, _ in mine], [s for _, s in mine], "-o", ms=3, label=name, **style)
+    contexts = sorted({row["context"] for row in rows})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(contexts, [str(context) for context in contexts])
+    axis.set_ylim(-0.02, 1.04)
+    axis.grid(alpha=0.3)
+    axis.set_xlabel("tokens")
 
 
 def _bars(axis: Any, rows: Sequence[Row]) -> None:

@@ -103,6 +103,7 @@ def draw(path: Any, spans: list[Span], title: str, shown: int = 3) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
 
     last = max(span.block for span in spans)
     first = max(1, last // 2 - shown // 2)
@@ -110,7 +111,7 @@ def draw(path: Any, spans: list[Span], title: str, shown: int = 3) -> None:
     begin = min(span.begin for span in chosen)
     streams = sorted({span.stream for span in chosen})
     labels = sorted({span.label for span in chosen})
-    colours = dict(zip(labels, plt.get_cmap("tab10").colors, strict=False))
+    colours = dict(zip(labels, [plt.get_cmap("tab10")(n) for n in range(10)], strict=False))
     figure, axis = plt.subplots(figsize=(12, 1.2 + 0.7 * len(streams)), layout="constrained")
     for span in chosen:
         axis.barh(
@@ -125,7 +126,7 @@ def draw(path: Any, spans: list[Span], title: str, shown: int = 3) -> None:
     axis.invert_yaxis()
     axis.set_xlabel("milliseconds")
     axis.set_title(title)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colours[label]) for label in labels]
+    handles = [Rectangle((0, 0), 1, 1, color=colours[label]) for label in labels]
     figure.legend(handles, labels, ncols=len(labels), loc="outside lower center", frameon=False)
     figure.savefig(path, dpi=130)
 

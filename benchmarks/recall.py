@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from benchmarks import lookahead
 from benchmarks.environment import arguments, write
 from benchmarks.lookahead import Case, Units
 from benchmarks.prompts import prompt_ids
+from benchmarks.recall_table import table
 from benchmarks.trajectories import Network, decode
 from herald_jax import Budget, GenerationConfig, checkpoint
 from herald_jax.engine.engine import EMBEDDED
@@ -44,8 +45,6 @@ BUCKETED = {
     "centre": ("centre", "herald-draft", "centre-completed"),
     "mage-omitted": ("mage-omitted", "mage-drafted", "mage"),
 }
-#: Columns of the printed table.
-SHOWN = ("recall", "median", "p10", "mass", "share", "weighted", "weighted_mass")
 #: What a row says where nothing else is said.
 PLAIN = {"candidates_ratio": 1.0, "refined": False, "index": "exact", "bucketed_by": None}
 
@@ -215,43 +214,6 @@ def _buckets(units: Units, at: int, budget: float) -> Iterator[dict[str, Any]]:
                         about |= {"bucketed_by": deciding, "bucket": [max(low, 0.0), high]}
                         yield PLAIN | about | _statistics(values, budget)
                 low = high
-
-
-def table(rows: Sequence[dict[str, Any]], budget: float) -> str:
-    """The pooled rows at one budget as a Markdown table, a part for each reference."""
-    lines = [
-        f"| task | context | reference | selection | {' | '.join(SHOWN)} |",
-        "|---|---|---|---|" + "---|" * len(SHOWN),
-    ]
-    for row in rows:
-        if row["budget"] != budget or row["layer"] != "all":
-            continue
-        numbers = " | ".join(f"{row[key]:.3f}" for key in SHOWN)
-        about = f"{row['task']} | {row['context']} | {row['reference']} | {described(row)}"
-        lines.append(f"| {about} | {numbers} |")
-    return "\n".join(lines)
-
-
-def described(row: dict[str, Any]) -> str:
-    """What a row's selection is, in a few words."""
-    words = [row["selector"]]
-    if "step" in row:
-        words.append(f"mean of {row['mean_of']} at {row['step']}")
-        words.append("rotated" if row["rotation"] else "not rotated")
-    if "parts" in row:
-        words.append(f"{row['parts']} parts over the {row['attended']}")
-        if not row["mass_outside"]:
-            words.append("mass outside left out")
-    if row["index"] != "exact":
-        words.append(f"{row['index']} index")
-    if row["candidates_ratio"] != 1:
-        words.append(f"C/K {row['candidates_ratio']:g}")
-        if row["index"] == "exact":
-            words.append("refined" if row["refined"] else "before refinement")
-    if row["bucketed_by"]:
-        low, high = row["bucket"]
-        words.append(f"where {row['bucketed_by']} has {low:g} to {high:g} (n = {row['n']})")
-    return ", ".join(words)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,8 +15,9 @@ import numpy as np
 from herald_jax.diffusion.draft import draft, representative_position
 from herald_jax.engine.current_block import CurrentBlock
 from herald_jax.engine.errors import EngineError
+from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.engine.stack import LayerGroup, LayerStack
-from herald_jax.engine.step_programs import BlockState, Decision, Decoding, StepPrograms
+from herald_jax.engine.step_programs import BlockState, Decision, Decoding
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import Buffer, DeviceCache
@@ -58,7 +59,7 @@ class MainStream:
     def __init__(
         self,
         stack: LayerStack,
-        programs: StepPrograms,
+        programs: LookaheadPrograms,
         cache: DeviceCache,
         *,
         layer_group: int | None,

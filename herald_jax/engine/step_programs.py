@@ -90,7 +90,6 @@ class StepPrograms:
       rule, confidence, ban_mask: see ``GenerationConfig``.
       sampled: False when every slot decodes greedily, which needs no sorting of logits.
       rotates: merged queries are rotated by B positions.
-      segments: S, the parts of the next block whose drafted queries are merged apart.
     """
 
     config: ModelConfig
@@ -101,7 +100,6 @@ class StepPrograms:
     sampled: bool = False
     ban_mask: bool = True
     rotates: bool = True
-    segments: int = 1
 
     @property
     def block(self) -> int:
@@ -230,106 +228,3 @@ class StepPrograms:
             )
 
         return keep(buffer[0]), keep(buffer[1])
-
-    def exact_pair(
-        self,
-        layers: Any,
-        buffers: Any,
-        x: jax.Array,
-        positions: jax.Array,
-        start: jax.Array,
-        ahead: jax.Array,
-    ) -> tuple[jax.Array, list[Buffer]]:
-        """Step 1 through exact layers: denoising group, draft group, the next block's masks.
-
-        The groups see the prefix but not each other, except that the masks attend the draft where
-        their rows lie beyond it. Each writes its rows, attends and is overwritten by the next.
-
-        Args:
-          x: [N, 2B + A, hidden], ``positions``: int32 [N, 2B + A], A masks of the next block.
-          start: int32 [N], first position of the block.
-          ahead: int32 [N], first row of the masks: they attend the rows before it.
-        """
-        b = self.block
-        groups = [
-            (slice(b, 2 * b), start),
-            (slice(2 * b, None), ahead),
-            (slice(0, b), start),
-        ]
-        result = []
-        for layer, buffer in zip(layers, buffers, strict=True):
-            q, k, v = layer.pre(x, positions)
-            outs: list[jax.Array] = []
-            for part, row in groups:
-                if outs:
-                    buffer = after(outs[-1], buffer)
-                buffer = self._own("exact", buffer, k[:, part], v[:, part], row)
-                length = row + k[:, part].shape[1]
-                outs.append(attend(q[:, part], *buffer, length))
-            draft, masks, denoising = outs
-            x = layer.post(x, jnp.concatenate([denoising, draft, masks], axis=1))
-            result.append(buffer)
-        return x, result
-
-    def pool_pair(
-        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, list[Buffer], jax.Array]:
-        """Step 1 through sparse layers: x [N, 2B, hidden], denoising group then draft group.
-
-        Returns:
-          x, buffers, and the draft's rows [layers, 2, N, B, H_kv, D], keys then values; one
-          array, because many small copies to the host are slow.
-        """
-        b = self.block
-        result, drafts = [], []
-        for layer, buffer in zip(layers, buffers, strict=True):
-            q, k, v = layer.pre(x, positions)
-            buffer = self._own("pool", buffer, k[:, b:], v[:, b:], positions[:, 0])
-            draft = attend(q[:, b:], *buffer, lengths)
-            buffer = after(draft, buffer)
-            buffer = self._own("pool", buffer, k[:, :b], v[:, :b], positions[:, 0])
-            denoising = attend(q[:, :b], *buffer, lengths)
-            x = layer.post(x, jnp.concatenate([denoising, draft], axis=1))
-            result.append(buffer)
-            drafts.append(jnp.stack([k[:, b:], v[:, b:]]))
-        return x, result, jnp.stack(drafts)
-
-    def pool_ahead(
-        self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, list[Buffer], list[tuple[jax.Array, jax.Array]]]:
-        """Step 1 through sparse layers with the next block's B masks: x [N, 3B, hidden].
-
-        The masks attend the draft, all rows of the pool and one another.
-
-        Returns:
-          x, buffers, and for every layer the masks' queries merged over S parts of their block,
-          float32 [N, H_kv * S * G, D], with the log of each one's mass on draft and masks.
-        """
-        b = self.block
-        result, merged = [], []
-        for layer, buffer in zip(layers, buffers, strict=True):
-            q, k, v = layer.pre(x, positions)
-            denoised, drafted, ahead = slice(0, b), slice(b, 2 * b), slice(2 * b, None)
-            buffer = self._own("pool", buffer, k[:, drafted], v[:, drafted], positions[:, 0])
-            draft = attend(q[:, drafted], *buffer, lengths)
-            # The pool's rows in use are its first ones, so the masks' own rows come before them.
-            keys = jnp.concatenate([k[:, ahead], buffer[0]], axis=1)
-            values = jnp.concatenate([v[:, ahead], buffer[1]], axis=1)
-            masks = attend(q[:, ahead], keys, values, lengths + b)
-            merged.append(self._parts(q[:, ahead], k[:, b:]))
-            buffer = after((draft, masks), buffer)
-            buffer = self._own("pool", buffer, k[:, denoised], v[:, denoised], positions[:, 0])
-            denoising = attend(q[:, denoised], *buffer, lengths)
-            x = layer.post(x, jnp.concatenate([denoising, draft, masks], axis=1))
-            result.append(buffer)
-        return x, result, merged
-
-    def _parts(self, q: jax.Array, local: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries [N, B, H_q, D] merged by part, and the log of their mass on local keys."""
-        n, b, heads, dim = q.shape
-        kv_heads, parts = local.shape[2], min(self.segments, b)
-        mean = q.astype(jnp.float32).reshape(n, parts, b // parts, heads, dim).mean(2)
-        grouped = mean.reshape(n, parts, kv_heads, -1, dim).swapaxes(1, 2)
-        scores = jnp.einsum("nhsgd,nrhd->nhsgr", grouped, local.astype(jnp.float32)) * dim**-0.5
-        mass = jax.nn.logsumexp(scores, axis=-1)
-        return grouped.reshape(n, -1, dim), mass.reshape(n, -1)

@@ -62,9 +62,8 @@ std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t h
 void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t heads,
                const IntsIn& attend_len, const IntsIn& select_len, const IntsIn& budget,
                const Ints& indices, int64_t sinks, const std::optional<FloatsIn>& self_key,
-               const std::optional<FloatsIn>& self_value,
-               const std::optional<FloatsIn>& elsewhere, float scale,
-               const std::optional<Floats>& output, const Ints& status, int threads) {
+               const std::optional<FloatsIn>& self_value, const std::optional<FloatsIn>& elsewhere,
+               float scale, const std::optional<Floats>& output, const Ints& status, int threads) {
   if (kv.empty()) return;
   AttendCall call;
   call.dtype = dtype_of(kv[0]);
@@ -171,7 +170,8 @@ NB_MODULE(_native, m) {
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
         "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
-        "elsewhere"_a.none().noconvert(), "scale"_a, "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
+        "elsewhere"_a.none().noconvert(), "scale"_a, "output"_a.none().noconvert(),
+        "status"_a.noconvert(), "threads"_a);
   m.def("gather", &py_gather, "kv"_a, "indices"_a.noconvert(), "counts"_a.noconvert(),
         "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
   m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),
