@@ -13,10 +13,11 @@ import pytest
 from networks import TINY, answers, engine, prompts, tiny_model
 
 from benchmarks import estimators, lookahead, recall
+from benchmarks.drafted import drafted
 from benchmarks.trajectories import Network, decode, look_ahead
 from herald_jax import GenerationConfig
 from herald_jax.models.attention import attend_blocks
-from herald_jax.selection import HeraldDraft, HeraldMerged
+from herald_jax.selection import HeraldDraft, HeraldMerged, MergedDrafted
 from host_kernels import reference
 
 BLOCK, HEADS, GROUP = TINY.block_size, TINY.num_kv_heads, TINY.group_size
@@ -206,7 +207,8 @@ def captured(monkeypatch):
         def watch(self, layer, *rest):
             job = rest[-1]
             if job.active[0]:
-                queries = [np.array(part[0]) for part in rest[:-1]]
+                parts = [p for given in rest[:-1] for p in (given if name == "choose" else [given])]
+                queries = [None if part is None else np.array(part[0]) for part in parts]
                 keys = np.array(job.extents[layer][0], np.float32)
                 seen.append((layer, int(job.start[0]), queries, keys, int(job.attend_len[0])))
             return original(self, layer, *rest)
@@ -240,12 +242,29 @@ def test_the_merged_query_equals_the_engines(network, trajectory, captured):
     seen = captured("herald-merged", HeraldMerged, "choose", prompts([90])[0])
     blocks = {block.start: block for block in trajectory.blocks}
     assert len(seen) >= 2 * len(SPARSE)
-    for layer, start, (q,), _, _ in seen:
+    for layer, start, (q, elsewhere), _, _ in seen:
+        assert elsewhere is None
         block = blocks[start]
         moved = estimators.advance(
             block.queries[0][layer + TINY.exact_layers], BLOCK, TINY.rope_theta
         )
         np.testing.assert_allclose(estimators.merge(moved, block.masked[0])[0], q, atol=5e-4)
+
+
+def test_drafted_queries_and_their_mass_equal_the_engines(network, trajectory, captured):
+    """Scored offline as the native kernel is told to score: queries by part, mass outside."""
+    seen = captured("merged-drafted", HeraldMerged, "choose", prompts([90])[0])
+    numbers = {block.start: number for number, block in enumerate(trajectory.blocks)}
+    parts = min(MergedDrafted.segments, BLOCK)
+    assert len(seen) >= 2 * len(SPARSE)
+    for layer, start, (q, elsewhere), extent, _ in seen:
+        made = drafted(network, trajectory, numbers[start], None)
+        at = layer + TINY.exact_layers
+        merged = estimators.merge_parts(made.queries[at], parts)
+        keys = jnp.concatenate([trajectory.cache[at][0][0][:start], made.keys[at]])
+        scores = estimators.importance(merged, keys, len(keys), np.ones(parts, bool))
+        wanted = reference.importance(q, extent, start, elsewhere=elsewhere)
+        np.testing.assert_allclose(parts * scores[:, :start], wanted, atol=1e-3)
 
 
 CASE = lookahead.Case((0.4, 0.6, 1.0), (1.5, 2.0))
