@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from herald_jax.selection.centre import Centre
-from herald_jax.selection.controls import Random, Window
 from herald_jax.selection.herald_draft import HeraldDraft
 from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.job import SelectionJob
@@ -13,6 +12,7 @@ from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.selection.merged_late import MergedLate
 from herald_jax.selection.merged_unrotated import MergedUnrotated
 from herald_jax.selection.oracle import Oracle
+from herald_jax.selection.random import Random
 from herald_jax.selection.selector import (
     CurrentBlockSelector,
     LayerSerialSelector,
@@ -20,6 +20,7 @@ from herald_jax.selection.selector import (
     QueryOnceSelector,
     Selector,
 )
+from herald_jax.selection.window import Window
 
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
 
 import numpy as np
 
@@ -36,25 +35,3 @@ class ScoredControl(QueryOnceSelector):
             scores[:, : min(job.sinks, count)] = np.inf
             order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
             indices[slot, :, :count] = np.sort(order, axis=1)
-
-
-class Random(ScoredControl):
-    """Uniformly random rows (and the sinks)."""
-
-    name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "control: random rows and the sinks"
-
-    def scores(self, layer: int, kv_heads: int, rows: int, seed: int) -> np.ndarray:
-        """Seeded by request, layer and length, so that batch-mates change nothing."""
-        return np.random.default_rng((seed, layer, rows)).random((kv_heads, rows), np.float32)
-
-
-class Window(ScoredControl):
-    """The most recent rows (and the sinks)."""
-
-    name: ClassVar[str] = "window"
-    summary: ClassVar[str] = "control: the most recent rows and the sinks"
-
-    def scores(self, layer: int, kv_heads: int, rows: int, seed: int) -> np.ndarray:
-        """Position is the score."""
-        return np.broadcast_to(np.arange(rows, dtype=np.float32), (kv_heads, rows))
