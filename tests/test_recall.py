@@ -206,7 +206,7 @@ def captured(monkeypatch):
         def watch(self, layer, *rest):
             job = rest[-1]
             if job.active[0]:
-                queries = [np.array(part[0]) for part in rest[:-1]]
+                queries = jax.tree.map(lambda part: np.array(part[0]), rest[:-1])
                 keys = np.array(job.extents[layer][0], np.float32)
                 seen.append((layer, int(job.start[0]), queries, keys, int(job.attend_len[0])))
             return original(self, layer, *rest)
@@ -240,12 +240,14 @@ def test_the_merged_query_equals_the_engines(network, trajectory, captured):
     seen = captured("herald-merged", HeraldMerged, "choose", prompts([90])[0])
     blocks = {block.start: block for block in trajectory.blocks}
     assert len(seen) >= 2 * len(SPARSE)
-    for layer, start, (q,), _, _ in seen:
+    for layer, start, (queries,), _, _ in seen:
+        assert queries.elsewhere is None
         block = blocks[start]
         moved = estimators.advance(
             block.queries[0][layer + TINY.exact_layers], BLOCK, TINY.rope_theta
         )
-        np.testing.assert_allclose(estimators.merge(moved, block.masked[0])[0], q, atol=5e-4)
+        merged = estimators.merge(moved, block.masked[0])[0]
+        np.testing.assert_allclose(merged, queries.q, atol=5e-4)
 
 
 CASE = lookahead.Case((0.4, 0.6, 1.0), (1.5, 2.0))
