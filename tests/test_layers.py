@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from precision import product_precisions
 
 from herald_jax.models import attention, registry
 from herald_jax.models.config import ModelConfig
@@ -143,16 +144,5 @@ def test_single_precision_never_drops_to_tf32(tied):
     config = ModelConfig("sdar", 11, 8, 2, 2, 1, 4, 8, tie_word_embeddings=tied)
     graph, state = nnx.split(registry.abstract(config, jnp.float32))
     tokens = jnp.zeros((1, 4), jnp.int32)
-    traced = jax.make_jaxpr(lambda state: nnx.merge(graph, state)(tokens))(state)
-    products = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive.name == "dot_general"]
-    assert len(products) == 2 * (7 + 2) + 1
-    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-    assert {eqn.params["precision"] for eqn in products} == {highest}
-
-
-def equations(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for value in eqn.params.values():
-            if hasattr(value, "jaxpr"):
-                yield from equations(value.jaxpr)
+    asked = product_precisions(lambda state: nnx.merge(graph, state)(tokens), state)
+    assert asked == [(jax.lax.Precision.HIGHEST,) * 2] * (2 * (7 + 2) + 1)

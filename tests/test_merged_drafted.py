@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from networks import TINY, tiny_model
+from precision import product_precisions
 from sessions import advance, start
 
 from herald_jax.engine import main_stream
+from herald_jax.engine.step_programs import StepPrograms
 from herald_jax.models.attention import attend_blocks
 from herald_jax.selection import SELECTORS
 from host_kernels import reference
@@ -84,6 +86,19 @@ def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
                         place += 1
             assert place == len(got)
     session.close()
+
+
+def test_single_precision_never_drops_to_tf32():
+    programs = StepPrograms(TINY, sinks=4, selected=BLOCK, segments=PARTS)
+    layers = tiny_model().layers[TINY.exact_layers :]
+    buffer = (jnp.zeros((1, 3 * BLOCK, HEADS, TINY.head_dim)),) * 2
+    x = jnp.zeros((1, 3 * BLOCK, TINY.hidden_size))
+    asked = product_precisions(
+        lambda *arguments: programs.pool_ahead(layers, [buffer] * len(layers), *arguments),
+        *(x, jnp.arange(3 * BLOCK)[None], jnp.array([BLOCK])),
+    )
+    assert len(asked) == len(layers) * (7 + 3 * 2 + 1)
+    assert set(asked) == {(jax.lax.Precision.HIGHEST,) * 2}
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

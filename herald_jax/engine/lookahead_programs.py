@@ -121,6 +121,12 @@ class LookaheadPrograms(StepPrograms):
         kv_heads, parts = local.shape[2], min(self.segments, b)
         mean = q.astype(jnp.float32).reshape(n, parts, b // parts, heads, dim).mean(2)
         grouped = mean.reshape(n, parts, kv_heads, -1, dim).swapaxes(1, 2)
-        scores = jnp.einsum("nhsgd,nrhd->nhsgr", grouped, local.astype(jnp.float32)) * dim**-0.5
-        mass = jax.nn.logsumexp(scores, axis=-1)
+        scores = jnp.einsum(
+            "nhsgd,nrhd->nhsgr",
+            grouped,
+            local.astype(jnp.float32),
+            # As exact as the scores of the pool, which the CPU computes in fp32.
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        mass = jax.nn.logsumexp(scores * dim**-0.5, axis=-1)
         return grouped.reshape(n, -1, dim), mass.reshape(n, -1)

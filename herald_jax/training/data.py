@@ -141,9 +141,9 @@ def fill_holes(rng: random.Random, kind: str, clean: list[int], block: int) -> B
     size = len(clean)
     seen, classes = list(clean), [NONE] * size
     current, rate = rng.randrange(size // block), rng.uniform(0.1, 0.7)
-    for slot in range(current * block, (current + 1) * block):
-        if rng.random() < rate:
-            seen[slot], classes[slot] = MASK_ID, ANSWER
+    slots = range(current * block, (current + 1) * block)
+    for slot in [slot for slot in slots if rng.random() < rate] or [rng.choice(slots)]:
+        seen[slot], classes[slot] = MASK_ID, ANSWER
     seen[(current + 1) * block :] = [MASK_ID] * (size - (current + 1) * block)
     return Branch(kind, clean, seen, classes, [])
 

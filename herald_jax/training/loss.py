@@ -96,10 +96,9 @@ def init_params(config: ModelConfig, seed: int, start: Start | None = None) -> P
         else:
             q = attention["q"]["kernel"].reshape(heads)
             k = attention["k"]["kernel"]
+            along = jnp.matmul(axis, k, precision=jax.lax.Precision.HIGHEST)
             k = jnp.repeat(
-                (k - 2 * axis[:, None] * (axis @ k)).reshape(
-                    -1, config.num_kv_heads, config.head_dim
-                ),
+                (k - 2 * axis[:, None] * along).reshape(-1, config.num_kv_heads, config.head_dim),
                 config.group_size,
                 axis=1,
             )

@@ -22,12 +22,13 @@ PATTERN = r"\n+| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 def corpus(seed: int, documents: int) -> Iterator[str]:
     """Yields generated documents with their questions, ordinary prose, and every listed word."""
+    ordinary = prose.sentences()  # first, so that its absence is told before the long work
     rng = random.Random(seed)
     for _ in range(documents):
         document = make_document(rng, 400, rng.randint(1, 16))
         question = make_question(rng, "one", document)
         yield document.text + question.prompt_text + UNKNOWN if question else document.text
-    yield from prose.sentences()
+    yield from ordinary
     # Often enough that every word of the lists becomes one token.
     for name in ("ADJECTIVES", "NOUNS", "VALUE_WORDS", "PEOPLE", "ACTIONS", "THINGS", "TIMES"):
         yield (" " + " ".join(getattr(words, name))) * 100
