@@ -26,12 +26,13 @@ import numpy as np
 
 from benchmarks.environment import arguments, write
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig, Result
+from herald_jax.selection import SELECTORS, make_selector
 from herald_jax.training.tasks import TASKS, Item, make_item
 
 SEED = 2_000_003
 RESAMPLES = 2000
 ANSWER_TOKENS = 96
-METHODS = ["herald-draft", "herald-merged", "mage", "centre", "window", "random"]
+METHODS = ["herald-draft", "merged-drafted", "herald-merged", "mage", "centre", "window", "random"]
 #: Depths (0 the document's beginning, 1 its end) that are also reported apart.
 DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Cell = tuple[str, int]
@@ -99,12 +100,12 @@ class Answers:
             yield from ((n, item.guess) for n, item in items.items())
         if method == "chance" or not items:
             return
-        name, _, ratio = method.partition(":")
+        name, ratio = parts(method)
         config = EngineConfig(
             method=name,
             budget=Budget(budget),
             exact_layers=self.exact_layers,
-            candidates_ratio=float(ratio) if ratio else None,
+            candidates_ratio=ratio,
             max_batch=self.batch,
             max_context=tokens + ANSWER_TOKENS,
             prefill_chunk=min(1024, tokens),
@@ -123,6 +124,39 @@ class Answers:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps([*key, right]) + "\n")
+
+
+def parts(method: str) -> tuple[str, float | None]:
+    """A method's name and its C / K: "herald-merged:1.5" -> ("herald-merged", 1.5).
+
+    Raises:
+      ValueError: what follows the colon is no number.
+    """
+    name, colon, ratio = method.partition(":")
+    try:
+        return name, float(ratio) if colon else None
+    except ValueError as error:
+        raise ValueError(f"--methods {method!r}: {ratio!r} after the colon is no C / K") from error
+
+
+def check(method: str) -> None:
+    """Refuses a method that is no selector, or whose C / K does not go with it.
+
+    Raises:
+      ValueError: one sentence that names the method as it was given.
+    """
+    name, ratio = parts(method)
+    if name not in SELECTORS:
+        known = ", ".join(SELECTORS)
+        raise ValueError(f"--methods {method!r} is no selector: use some of {known}")
+    try:
+        EngineConfig(method=name, candidates_ratio=ratio)
+        make_selector(name, ratio)
+    except ValueError as error:
+        refining = ", ".join(name for name, made in SELECTORS.items() if made.refines)
+        raise ValueError(
+            f"--methods {method!r}: a C / K is 1 or more and goes with {refining}"
+        ) from error
 
 
 def interval(delta: np.ndarray) -> tuple[float, float]:
@@ -180,10 +214,13 @@ def main() -> None:
     parser.add_argument("--exact-layers", type=int, help="the model's by default")
     options = parser.parse_args()
     if options.quick:
-        vars(options).update(contexts=[512], items=16, tasks=["table"], methods=METHODS[:2])
+        quick = {"contexts": [512], "items": 12, "tasks": ["passage"], "methods": METHODS[:2]}
+        vars(options).update(quick)
     try:
         for budget in options.budgets:
             Budget(budget)
+        for method in options.methods:
+            check(method)
         EngineConfig(exact_layers=options.exact_layers, max_batch=options.batch)
         engine = Engine.from_checkpoint(options.model)
     except ValueError as error:

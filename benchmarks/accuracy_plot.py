@@ -70,6 +70,8 @@ def _lines(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _bars(axis: Any, rows: Sequence[Row]) -> None:
+    """A group a task; methods with another C / K than their own are left to the table."""
+    rows = [row for row in rows if ":" not in row["method"]]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     names = list(dict.fromkeys(named(row) for row in rows))
     width = 0.84 / len(names)
@@ -83,14 +85,23 @@ def _bars(axis: Any, rows: Sequence[Row]) -> None:
                 heights.append(row["score"])
                 low, high = row["delta"] - row["ci_low"], row["ci_high"] - row["delta"]
                 errors.append((max(0.0, low), max(0.0, high)))
-        style = {"color": "black" if name == "dense" else f"C{index % 10}", "alpha": 0.85}
-        hatch = "//" if index >= 10 else None
-        axis.bar(at, heights, width * 0.92, label=name, hatch=hatch, **style)
+            else:
+                where = place + (index - (len(names) - 1) / 2) * width
+                axis.text(where, 0.01, "n/m", rotation=90, fontsize=5, ha="center", color="gray")
+        colour = "black" if name == "dense" else _colour(index, len(names))
+        style = {"color": colour, "alpha": 0.85}
+        axis.bar(at, heights, width * 0.92, label=name, **style)
         axis.errorbar(at, heights, np.array(errors).T, fmt="none", ecolor="gray", elinewidth=0.8)
     axis.set_xticks(range(len(tasks)), tasks)
     axis.set_ylim(0, 1.04)
     axis.grid(axis="y", alpha=0.3)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _colour(index: int, count: int) -> Any:
+    import matplotlib
+
+    return matplotlib.colormaps["tab20" if count > 11 else "tab10"](index)
 
 
 def _depths(axis: Any, rows: Sequence[Row]) -> None:

@@ -11,7 +11,7 @@ from precision import product_precisions
 from sessions import advance, start
 
 from herald_jax.engine import main_stream
-from herald_jax.engine.step_programs import StepPrograms
+from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.models.attention import attend_blocks
 from herald_jax.selection import SELECTORS
 from host_kernels import reference
@@ -89,7 +89,7 @@ def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
 
 
 def test_single_precision_never_drops_to_tf32():
-    programs = StepPrograms(TINY, sinks=4, selected=BLOCK, segments=PARTS)
+    programs = LookaheadPrograms(TINY, sinks=4, selected=BLOCK, segments=PARTS)
     layers = tiny_model().layers[TINY.exact_layers :]
     buffer = (jnp.zeros((1, 3 * BLOCK, HEADS, TINY.head_dim)),) * 2
     x = jnp.zeros((1, 3 * BLOCK, TINY.hidden_size))

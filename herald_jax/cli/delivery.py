@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ class Delivery:
         if not self._announced:
             self._announced = True
             note(f"method: {self.engine.method} ({self.engine.method_reason})")
-        progress(kind, done, total)
+        # An answer that appears word by word on a terminal is its own progress.
+        if not (self.stream and kind == "tokens" and sys.stdout.isatty()):
+            progress(kind, done, total)
 
     def _deliver(self, items: Iterator[Result | Delta]) -> None:
         from herald_jax.engine.request import Delta

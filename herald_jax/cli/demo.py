@@ -36,6 +36,7 @@ CROSSING = ("passage", "several")
 ANSWER_TOKENS = 96
 #: Of longer answers, the first wrong word is named.
 LONG_WORDS = 4
+BLOCKS_NOTE = "Blocks: how many blocks of 32 positions an answer goes over."
 CROSSING_NOTE = (
     "The rows for the first block of an answer are chosen by that block's own masks, those for a "
     "later block beforehand: with herald-draft by one mask at its centre, which is enough for a "
@@ -229,7 +230,7 @@ def _print(report: dict[str, Any]) -> None:
             asked.add_row(row["question"], str(row["blocks"]), escape(row["answer"]), *cells)
         asked.add_section()
     console.print(asked)
-    console.print(CROSSING_NOTE, highlight=False)
+    console.print(BLOCKS_NOTE, CROSSING_NOTE, highlight=False)
     figures = Table(title="the same, in figures")
     figures.add_column("")
     for method in METHODS.values():

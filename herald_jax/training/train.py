@@ -8,7 +8,8 @@ embedded model; other GPUs take longer for the same steps, so give them more --s
   python -m herald_jax.training.train --out runs/tiny \\
       --dtype bfloat16 --attention cudnn --seconds 540
 
-A small network on short documents, for a look at the beginning of the same on a CPU:
+A small network on short documents, to try the same on a CPU; it does one or two steps a second
+there and needs thousands to find anything, so a minute only shows that everything runs:
 
   python -m herald_jax.training.train --out runs/micro --model micro --curriculum micro
 
@@ -81,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="folder of this run", default=argparse.SUPPRESS
     )
     made.add_argument(
-        "--model", default="tiny", choices=MODELS, help="tiny: 6.5M weights; micro: a study of it"
+        "--model", default="tiny", choices=MODELS, help="tiny: 6.6M weights; micro: a study of it"
     )
     made.add_argument(
         "--curriculum", default="tiny", choices=MODELS, help="tiny: up to 8K tokens; micro: 192"
