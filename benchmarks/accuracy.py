@@ -18,14 +18,16 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.environment import arguments, write
+from benchmarks.environment import arguments, check_output, whole_lines, write
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig, Result
+from herald_jax.checkpoint import CheckpointError
 from herald_jax.selection import SELECTORS, make_selector
 from herald_jax.training.tasks import TASKS, Item, make_item
 
@@ -58,11 +60,9 @@ class Answers:
         self._items: dict[Cell, list[Item]] = {}
         self.right: dict[tuple[Any, ...], bool] = {}
         if path is not None and path.exists():
-            for line in path.read_text().splitlines(keepends=True):
-                # An interrupted run may have left half a line.
-                if line.endswith("\n"):
-                    *key, right = json.loads(line)
-                    self.right[tuple(key)] = right
+            for line in whole_lines(path):
+                *key, right = json.loads(line)
+                self.right[tuple(key)] = right
 
     def items(self, cell: Cell, count: int) -> list[Item]:
         """The first ``count`` items of a (task, tokens): a document and a question each."""
@@ -221,9 +221,19 @@ def main() -> None:
             Budget(budget)
         for method in options.methods:
             check(method)
-        EngineConfig(exact_layers=options.exact_layers, max_batch=options.batch)
-        engine = Engine.from_checkpoint(options.model)
-    except ValueError as error:
+        if options.items < 1:
+            raise ValueError(f"--items {options.items} asks nothing: give 1 or more")
+        check_output(options.json, options.plot)
+        config = EngineConfig(exact_layers=options.exact_layers, max_batch=options.batch)
+        engine = Engine.from_checkpoint(options.model, config)
+        for method in options.methods:
+            engine.with_config(replace(config, method=parts(method)[0]))
+        longest = engine.config.max_position_embeddings
+        if max(options.contexts) > longest:
+            raise ValueError(f"--contexts {max(options.contexts)} is beyond the model's {longest}")
+        for task in options.tasks:
+            make_item(task, random.Random(0), min(options.contexts), len)
+    except (ValueError, CheckpointError, OSError) as error:
         parser.error(str(error))
     kept = None if options.json is None else options.json.with_suffix(".items.jsonl")
     answers = Answers(engine, kept, options.batch, options.exact_layers)

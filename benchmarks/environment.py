@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 from importlib.metadata import version
@@ -52,6 +53,31 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--plot", type=Path, help="write a picture to this file")
     parser.add_argument("--quick", action="store_true", help="a small case, within a minute")
     return parser
+
+
+def check_output(*paths: Path | None) -> None:
+    """Makes the folders of what will be written at the end, or refuses now.
+
+    Raises:
+      OSError: a path cannot be written.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder: name a file in it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"{path.parent} cannot be written to")
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Lines of a file that is appended to; half a line of an interrupted run is cut off it."""
+    lines = path.read_text().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    if whole != lines:
+        path.write_text("".join(whole))
+    return whole
 
 
 def write(path: Path | None, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:

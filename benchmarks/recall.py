@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 
 from benchmarks import lookahead
-from benchmarks.environment import arguments, write
+from benchmarks.environment import arguments, check_output, whole_lines, write
 from benchmarks.lookahead import Case, Units
 from benchmarks.prompts import prompt_ids
 from benchmarks.recall_table import table
@@ -86,12 +87,7 @@ class Study:
         self.kept: dict[str, list[Units]] = {}
         self.path = None if options.json is None else options.json.with_suffix(".items.jsonl")
         if self.path is not None and self.path.exists():
-            lines = self.path.read_text().splitlines(keepends=True)
-            # An interrupted run may have left half a line.
-            whole = [line for line in lines if line.endswith("\n")]
-            if whole != lines:
-                self.path.write_text("".join(whole))
-            for line in whole:
+            for line in whole_lines(self.path):
                 self._remember(json.loads(line))
 
     def _remember(self, item: dict[str, Any]) -> None:
@@ -254,20 +250,24 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {getattr(options, name)} is too few: give {least} or more")
     if min(options.contexts) < 256:
         raise ValueError(f"--contexts {min(options.contexts)} is too short: give 256 or more")
-    if min(options.ratios) <= 1:
+    if options.exact_layers is not None and options.exact_layers < 0:
+        raise ValueError(f"--exact-layers {options.exact_layers} is negative: give 0 or more")
+    if not all(1 < ratio < math.inf for ratio in options.ratios):
         raise ValueError(f"--ratios {min(options.ratios):g} is not above 1, which is always shown")
 
 
 def main() -> None:
     """Runs the study."""
-    options = parser().parse_args()
+    given = parser()
+    options = given.parse_args()
     if options.quick:
         vars(options).update(tasks=ASKED[:1], contexts=[1024], items=3, blocks=3)
     try:
         check(options)
+        check_output(options.json, options.plot)
         study = Study(options)
-    except (ValueError, checkpoint.CheckpointError) as error:
-        raise SystemExit(f"error: {error}") from error
+    except (ValueError, OSError, checkpoint.CheckpointError) as error:
+        given.error(str(error))
     config = study.network.config
     rows: list[dict[str, Any]] = []
     for context in options.contexts:

@@ -80,8 +80,10 @@ def _softmax(
         s = scores(q, keys, q.shape[-1] ** -0.5 if scale is None else scale)
         if not np.isfinite((s * np.log2(np.e)).astype(np.float32)).all():
             return np.full(s.shape, np.nan)
-    if elsewhere is not None and not (elsewhere < np.inf).all():
-        return np.full(s.shape, np.nan)
+        if elsewhere is not None:
+            # In base 2 and fp32, as the scores above.
+            if not (elsewhere * np.float32(np.log2(np.e)) < np.inf).all():
+                return np.full(s.shape, np.nan)
     if not s.shape[1]:
         return s
     outside = np.full(len(s), -np.inf) if elsewhere is None else elsewhere.astype(np.float64)

@@ -179,6 +179,33 @@ def test_a_network_that_gives_nan_fails_one_request_only():
         assert results["b"].token_ids == alone["b"]
 
 
+@pytest.mark.parametrize("exact_layers", [None, 0])
+@pytest.mark.parametrize("method", ["dense", *SELECTORS])
+def test_nan_does_not_outlive_its_request(method, exact_layers):
+    """Whoever comes next into the slot, shorter or longer, answers as on a fresh engine."""
+    if method == "dense" and exact_layers == 0:
+        pytest.skip("dense keeps every layer exact")
+    model = make_model(TINY, seed=0)
+    poisoned = 95
+    table = model.embedding.embedding
+    table[...] = table[...].at[poisoned].set(jnp.nan)
+    long, short, other = ([t % poisoned for t in p] for p in prompts((150, 6, 90)))
+    long[20] = poisoned
+    config = EngineConfig(
+        method=method,
+        budget=Budget(0.3),
+        max_batch=1,
+        max_context=192,
+        exact_layers=exact_layers,
+    )
+    with Engine(TINY, model, None, config) as made:
+        want = answers(made, [short, other], RULE)
+        (failed,) = made.generate([long], RULE)
+        assert "not finite" in failed.error
+        assert answers(made, [short, other], RULE) == want
+        assert answers(made, [other, short], RULE) == {"0": want["1"], "1": want["0"]}
+
+
 def test_closing_during_a_generation_answers_every_request():
     made = engine("herald-draft", 0.2, max_batch=2)
     stream = made.generate(prompts((60, 50, 40)), RULE, stream=True)

@@ -6,13 +6,15 @@ import functools
 import json
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import TINY, answers, engine, prompts
+from networks import TINY, answers, engine, prompts, tiny_model
 from sessions import RULE, advance, start
 
 from herald_jax import EngineConfig
 from herald_jax.cli import main
+from herald_jax.engine.step_programs import StepPrograms
 from herald_jax.models.attention import attend
 from herald_jax.selection import SELECTORS
 from host_kernels import reference
@@ -127,6 +129,48 @@ def test_variants_choose_differently_at_a_small_budget():
     assert not np.array_equal(rows["merged"], rows["merged-unrotated"])
     assert not np.array_equal(rows["merged"], rows["merged-late"])
     assert chosen["herald-merged"].candidates[0] == 2 * chosen["merged"].candidates[0]
+
+
+@pytest.mark.parametrize("sinks", [0, 3])
+def test_refinement_keeps_what_the_blocks_own_masks_attend_most(sinks):
+    """After step 0 the pool is its own rows, the tail, and the K_r best candidates of each head."""
+    rng = np.random.default_rng(sinks)
+    selected, candidates, slots = 6, 14, 3
+    heads, dim, fixed = TINY.num_kv_heads, TINY.head_dim, 2 * BLOCK
+    programs = StepPrograms(TINY, sinks=sinks, selected=selected)
+    layer = tiny_model().layers[-1]
+    shape = (slots, fixed + candidates, heads, dim)
+    keys, values = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    keys[:, fixed:] *= 4
+    x = rng.standard_normal((slots, BLOCK, TINY.hidden_size)).astype(np.float32)
+    positions = 100 + np.tile(np.arange(BLOCK), (slots, 1))
+    masked = rng.random((slots, BLOCK)) < 0.5
+    masked[2] = False
+    lengths, budget = np.array([fixed + 14, fixed + 9, fixed + 5]), np.array([6, 5, 2])
+    buffer = (jnp.asarray(keys), jnp.asarray(values))
+    _, (kept,), _ = programs.query_step(
+        [layer], [buffer], jnp.asarray(x), jnp.asarray(positions), jnp.asarray(lengths),
+        jnp.asarray(masked), jnp.asarray(budget),
+    )  # fmt: skip
+    q, k, v = map(np.asarray, layer.pre(jnp.asarray(x), jnp.asarray(positions)))
+    for n in range(slots):
+        own_k, own_v = keys[n].copy(), values[n].copy()
+        own_k[:BLOCK], own_v[:BLOCK] = k[n], v[n]
+        voters = masked[n] if masked[n].any() else np.ones(BLOCK, bool)
+        for head in range(heads):
+            mass = np.zeros(lengths[n])
+            for place in np.flatnonzero(voters):
+                for query in q[n, place].reshape(heads, -1, dim)[head]:
+                    s = own_k[: lengths[n], head].astype(np.float64) @ query * dim**-0.5
+                    mass += np.exp(s - s.max()) / np.exp(s - s.max()).sum()
+            wanted = reference.top_rows(mass[fixed:], int(budget[n]), sinks)
+            for got, before in zip(kept, (own_k, own_v), strict=True):
+                got = np.asarray(got)[n, :, head]
+                np.testing.assert_allclose(got[:fixed], before[:fixed, head], rtol=1e-6)
+                rows = got[fixed : fixed + budget[n]]
+                found = [int(np.argmin(np.abs(before[fixed:, head] - r).sum(1))) for r in rows]
+                assert sorted(found) == list(wanted)
+                np.testing.assert_array_equal(before[fixed:, head][found], rows)
 
 
 # -- C / K ----------------------------------------------------------------------------------------

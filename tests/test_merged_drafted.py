@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import TINY, tiny_model
+from networks import TINY, answers, make_model, prompts, tiny_model
 from precision import product_precisions
-from sessions import advance, start
+from sessions import RULE, advance, start
 
+from herald_jax import Budget, Engine, EngineConfig
 from herald_jax.engine import main_stream
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.models.attention import attend_blocks
@@ -125,6 +128,19 @@ def test_the_choice_weighs_every_query_by_its_mass(monkeypatch, blocks):
         differs |= not np.array_equal(wanted, without)
     assert differs, "the mass outside changes nothing here"
     session.close()
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_blocks_that_do_not_fall_into_four_parts(size):
+    """They are cut into fewer: at a budget of 1 the tokens are those of dense."""
+    config = replace(TINY, block_size=size)
+    base = Engine(config, make_model(config, seed=0))
+    given, made = prompts((50, 7)), {}
+    for method in ("dense", "merged-drafted"):
+        setting = EngineConfig(method=method, budget=Budget(1.0), max_batch=2, max_context=96)
+        with base.with_config(setting) as run:
+            made[method] = answers(run, given, RULE)
+    assert made["dense"] == made["merged-drafted"]
 
 
 def test_the_pass_ahead_changes_no_token(monkeypatch):

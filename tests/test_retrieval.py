@@ -23,8 +23,8 @@ def observed(monkeypatch):
     seen = {}
     pair = main_stream._pair_inputs
 
-    def watch_pair(state, argmax, mask_id, masks):
-        tokens, positions = pair(state, argmax, mask_id, masks)
+    def watch_pair(state, argmax, mask_id, representative):
+        tokens, positions = pair(state, argmax, mask_id, representative)
         seen["tokens"], seen["positions"] = np.asarray(tokens), np.asarray(positions)
         return tokens, positions
 

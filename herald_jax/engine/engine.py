@@ -240,6 +240,8 @@ class Engine:
                 slot.start += self.config.block_size
                 if final:
                     session.retire(index)
+                    if broken[index] or index in failures:
+                        session.clear(index)
                     done += slot.request.max_new_tokens
                     self.timeline.tokens += slot.result.completion_tokens
                     yield slot.result

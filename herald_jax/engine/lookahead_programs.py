@@ -17,10 +17,16 @@ class LookaheadPrograms(StepPrograms):
     """Step programs and those of step 1 with more than the denoising group.
 
     Attributes:
-      segments: S, the parts of the next block whose drafted queries are merged apart.
+      segments: S, the parts of the next block whose drafted queries are merged apart; fewer where
+        the block cannot be cut into so many equal ones.
     """
 
     segments: int = 1
+
+    @property
+    def parts(self) -> int:
+        """The most equal parts of a block, at most ``segments``."""
+        return max(n for n in range(1, self.segments + 1) if self.block % n == 0)
 
     def exact_pair(
         self,
@@ -118,7 +124,7 @@ class LookaheadPrograms(StepPrograms):
     def _parts(self, q: jax.Array, local: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Queries [N, B, H_q, D] merged by part, and the log of their mass on local keys."""
         n, b, heads, dim = q.shape
-        kv_heads, parts = local.shape[2], min(self.segments, b)
+        kv_heads, parts = local.shape[2], self.parts
         mean = q.astype(jnp.float32).reshape(n, parts, b // parts, heads, dim).mean(2)
         grouped = mean.reshape(n, parts, kv_heads, -1, dim).swapaxes(1, 2)
         scores = jnp.einsum(

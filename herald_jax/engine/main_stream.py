@@ -31,14 +31,16 @@ class Lookahead:
     """What the selector wants from the main stream, and whom to tell.
 
     Attributes:
-      masks: tokens of the next block that step 1 carries along, beside the draft: 1 is the
-        representative, which is handed over with the draft's KV; B give merged queries; 0 none.
+      masks: tokens of the next block that step 1 carries along, beside the draft.
+      representative: the only one of them stands at the centre and is handed over with the draft's
+        KV; otherwise they are the whole block and give merged queries.
       attends_draft: the masks attend the draft, not only the committed blocks.
       merge_step: the step whose merged queries are captured, or None.
       begin: called once with (representative, drafts, queries) as soon as they are queued.
     """
 
     masks: int
+    representative: bool
     attends_draft: bool
     merge_step: int | None
     begin: Callable[[jax.Array | None, list[jax.Array] | None, list[Queries] | None], None]
@@ -226,7 +228,7 @@ class MainStream:
         lookahead: Lookahead,
     ) -> Decision:
         mask_id, b = self.programs.config.mask_token_id, self.block
-        tokens, positions = _pair_inputs(state, argmax, mask_id, lookahead.masks)
+        tokens, positions = _pair_inputs(state, argmax, mask_id, lookahead.representative)
         x = self.stack.embed(tokens)
         row = state.positions[:, -1] + 1 if lookahead.attends_draft else state.start
         for group in self.exact_groups:
@@ -236,7 +238,7 @@ class MainStream:
                 self.cache.exact[part], x, positions, state.start, row
             )
             self._pace(x)
-        if lookahead.masks == 1:
+        if lookahead.representative:
             representative, x = _columns(x, 2 * b, 2 * b + 1), _columns(x, 0, 2 * b)
             pair = _columns(positions, 0, 2 * b)
             x, drafts = self._through_pool(self.programs.pool_pair, x, pair, lengths)
@@ -273,13 +275,16 @@ def _columns(x: jax.Array, first: int, last: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _pair_inputs(
-    state: BlockState, argmax: jax.Array, mask_id: int, masks: int
+    state: BlockState, argmax: jax.Array, mask_id: int, representative: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Tokens and positions [N, 2B + masks]: denoising group, draft group, next block's masks."""
+    """Tokens and positions [N, 2B + A]: denoising group, draft group, next block's masks.
+
+    A is 1, at the centre, for the representative and B otherwise.
+    """
     block, positions = argmax.shape[1], state.positions
     drafted = draft(state.tokens, state.masked, argmax)
     following = positions + block
-    if masks == 1:
+    if representative:
         following = representative_position(state.start, block)[:, None]
     tokens = jnp.concatenate([state.tokens, drafted, jnp.full_like(following, mask_id)], axis=1)
     return tokens, jnp.concatenate([positions, positions, following], axis=1)

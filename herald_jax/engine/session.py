@@ -184,6 +184,15 @@ class Session:
         slot.result.seconds = time.perf_counter() - slot.admitted_at
         return slot
 
+    def clear(self, index: int) -> None:
+        """Forgets what an emptied slot held, where it was not finite numbers.
+
+        Call it between blocks, when no retrieval is running.
+        """
+        self.cache.clear(index)
+        if self.retrieval is not None:
+            self.retrieval.staging.clear(index)
+
     def run_block(self) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
         """Denoises and commits the current block of every slot and fetches the next pool.
 
@@ -240,10 +249,10 @@ class Session:
             retrieval.begin(job, rows, representative=representative, queries=queries)
 
         if isinstance(selector, LayerSerialSelector):
-            return Lookahead(1, selector.attends_draft, None, begin)
+            return Lookahead(1, True, selector.attends_draft, None, begin)
         assert isinstance(selector, QueryOnceSelector)
         masks = self.shape.block_size if selector.drafted else 0
-        return Lookahead(masks, selector.drafted, selector.merge_step, begin)
+        return Lookahead(masks, False, selector.drafted, selector.merge_step, begin)
 
     def _boundary(self) -> dict[int, str]:
         """Joins the retrieval and swaps pools; the wait is the block-boundary stall.

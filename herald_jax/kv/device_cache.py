@@ -103,9 +103,22 @@ class DeviceCache:
         self.pool: list[Buffer] = []
         self.reset_pool()
 
+    def clear(self, slot: int) -> None:
+        """Forgets a slot's rows, which numbers that are not finite would outlive.
+
+        Rows beyond a request's length weigh nothing, but nothing times NaN is NaN.
+        """
+        self.exact = _cleared(self.exact, np.int32(slot))
+        self.pool = _cleared(self.pool, np.int32(slot))
+
     def reset_pool(self) -> None:
         """An empty active pool, for when nothing was retrieved for the coming block."""
         shape = self.shape
         self.pool = zeros(
             shape.sparse_layers, shape.buffer_shape(shape.pool_rows), shape.dtype, self.device
         )
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _cleared(buffers: list[Buffer], slot: jax.Array) -> list[Buffer]:
+    return [(k.at[slot].set(0), v.at[slot].set(0)) for k, v in buffers]

@@ -78,6 +78,13 @@ class Staging:
                 array.block_until_ready()
         self._copies[layer] = []
 
+    def clear(self, slot: int) -> None:
+        """Zeroes a slot's rows in every layer, once earlier copies of them are done."""
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            self.reclaim(layer)
+            keys[slot] = 0
+            values[slot] = 0
+
     def send(self, layer: int) -> tuple[jax.Array, jax.Array]:
         """Starts the copies of one layer; returns its idle-pool K and V."""
         pair = put(self.keys[layer], self.device), put(self.values[layer], self.device)

@@ -26,6 +26,7 @@ class Progress:
     opened at step ``opened``; ``released`` is the step at which the binding supervision began to
     fade, or -1. ``chosen`` holds the stages of the batches from ``step`` on that were asked for
     already, ``unread`` stage and metrics of the last steps, which are not in ``history`` yet.
+    ``plan`` names the stages of the curriculum.
     """
 
     step: int = 0
@@ -37,6 +38,7 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     unread: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    plan: list[str] = field(default_factory=list)
 
 
 def save_state(folder: Path, params: Params, moments: Any, progress: Progress) -> None:
@@ -59,6 +61,7 @@ def load_state(folder: Path, params: Params) -> tuple[Params, Any, Progress]:
     """
     like = (params, optimizer().init(params))
     leaves, tree = jax.tree.flatten(like)
+    broken = f"{folder}/state.npz is no state of a training run: use another --out"
     other = f"{folder}/state.npz belongs to another network; use another --model or --out"
     try:
         with np.load(folder / "state.npz") as saved:
@@ -66,10 +69,12 @@ def load_state(folder: Path, params: Params) -> tuple[Params, Any, Progress]:
                 raise ValueError(other)
             loaded = [jax.numpy.asarray(saved[f"leaf{i}"]) for i in range(len(leaves))]
             progress = Progress(**json.loads(saved["progress"].tobytes()))
+    except ValueError as error:
+        if str(error) == other:
+            raise
+        raise ValueError(broken) from error
     except (OSError, EOFError, KeyError, TypeError, UnpicklingError, BadZipFile) as error:
-        raise ValueError(
-            f"{folder}/state.npz is no state of a training run: use another --out"
-        ) from error
+        raise ValueError(broken) from error
     if any(old.shape != new.shape for old, new in zip(leaves, loaded, strict=True)):
         raise ValueError(other)
     progress.unread = [(number, metrics) for number, metrics in progress.unread]

@@ -46,7 +46,7 @@ class Trainer:
         self.config, self.plan, self.settings, self.out = config, plan, settings, out
         self.params: Params = init_params(config, settings.seed)
         self.moments: Any = optimizer().init(self.params)
-        self.progress = Progress()
+        self.progress = Progress(plan=[f"{stage.name} {stage.shape}" for stage in plan])
         self.pending: list[tuple[int, dict[str, Any]]] = []
         self.stopping = False
         self.compiler = ThreadPoolExecutor(1)
@@ -85,9 +85,9 @@ class Trainer:
         if not (self.out / "state.npz").exists():
             return False
         params, moments, progress = load_state(self.out, self.params)
-        if max([progress.reached, *progress.chosen]) >= len(self.plan):
+        if progress.plan != self.progress.plan:
             raise ValueError(
-                f"{self.out}/state.npz belongs to a longer curriculum; use the --curriculum it was "
+                f"{self.out}/state.npz belongs to another curriculum; use the --curriculum it was "
                 "begun with or another --out"
             )
         self.params, self.moments, self.progress = params, moments, progress
