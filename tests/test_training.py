@@ -306,8 +306,11 @@ def test_states_of_other_runs_are_refused(tmp_path: Path) -> None:
     run.save()
     with pytest.raises(ValueError, match="belongs to another network; use another --model"):
         load_state(tmp_path, init_params(replace(SMALL, num_layers=1), 0))
-    with pytest.raises(ValueError, match="belongs to a longer curriculum"):
+    with pytest.raises(ValueError, match="belongs to another curriculum"):
         made(tmp_path, 10, [STAGE]).resume()
-    (tmp_path / "state.npz").write_bytes(b"PK\3\4 not a state")
-    with pytest.raises(ValueError, match="no state of a training run"):
-        run.resume()
+    with pytest.raises(ValueError, match="belongs to another curriculum"):
+        made(tmp_path, 10, [replace(stage, rows=stage.rows + 1) for stage in run.plan]).resume()
+    for damaged in (b"PK\3\4 not a state", b"text", b""):
+        (tmp_path / "state.npz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"state\.npz is no state of a training run"):
+            run.resume()
