@@ -80,13 +80,13 @@ def _softmax(
         s = scores(q, keys, q.shape[-1] ** -0.5 if scale is None else scale)
         if not np.isfinite((s * np.log2(np.e)).astype(np.float32)).all():
             return np.full(s.shape, np.nan)
-        if elsewhere is not None:
-            # In base 2 and fp32, as the scores above.
-            if not (elsewhere * np.float32(np.log2(np.e)) < np.inf).all():
-                return np.full(s.shape, np.nan)
+        # In base 2 and fp32, as the scores above.
+        outside = np.float32(-np.inf) if elsewhere is None else elsewhere
+        if not np.all(outside * np.float32(np.log2(np.e)) < np.inf):
+            return np.full(s.shape, np.nan)
     if not s.shape[1]:
         return s
-    outside = np.full(len(s), -np.inf) if elsewhere is None else elsewhere.astype(np.float64)
+    outside = np.broadcast_to(np.asarray(outside, np.float64), len(s))
     most = np.maximum(s.max(axis=1), outside)
     weights: NDArray[np.float64] = np.exp(s - most[:, None])
     weights /= (weights.sum(axis=1) + np.exp(outside - most))[:, None]
