@@ -1,7 +1,9 @@
 // The fused kernel on every instruction set against a naive double-precision loop.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "cases.h"
 #include "check.h"
@@ -144,6 +146,42 @@ void not_finite(const std::string& isa) {
   }
 }
 
+void elsewhere(const std::string& isa) {
+  // A key that is told by its score alone chooses as one that stands beside the rows.
+  for (int64_t rows : {1, 31, 64, 200, 4097})
+    for (int64_t group : {1, 3, 16}) {
+      Case beside(DType::kFloat32, 2, group, 32, rows, 6),
+          told(DType::kFloat32, 2, group, 32, rows, 6);
+      herald::attend_select(beside.call(2, true, false));
+      std::vector<float> scores(static_cast<size_t>(told.heads * group));
+      for (int64_t hg = 0; hg < told.heads * group; ++hg)
+        for (int64_t d = 0; d < told.dim; ++d)
+          scores[hg] +=
+              0.25f * told.query[hg * told.dim + d] * told.self[hg / group * told.dim + d];
+      herald::AttendCall call = told.call(2, false, false);
+      call.elsewhere = scores.data();
+      herald::attend_select(call);
+      CHECK(told.status == 0, "%s", isa.c_str());
+      for (int64_t h = 0; h < told.heads; ++h) {
+        const auto a = told.indices.begin() + h * (told.budget + 1);
+        const auto b = beside.indices.begin() + h * (told.budget + 1);
+        std::vector<int32_t> odd;
+        std::set_symmetric_difference(a, a + told.budget, b, b + told.budget,
+                                      std::back_inserter(odd));
+        // Rounding may swap two rows of equal mass at the border.
+        CHECK(odd.size() <= 2, "%s rows %d", isa.c_str(), int(rows));
+      }
+      scores[0] = -INFINITY;
+      herald::attend_select(call);
+      CHECK(told.status == 0, "%s", isa.c_str());
+      for (float bad : {NAN, INFINITY}) {
+        scores[0] = bad;
+        herald::attend_select(call);
+        CHECK(told.status == 1, "%s", isa.c_str());
+      }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -153,6 +191,7 @@ int main() {
     thread_counts(isa);
     ties(isa);
     not_finite(isa);
+    elsewhere(isa);
   }
   return check::finish();
 }
