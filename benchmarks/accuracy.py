@@ -29,6 +29,7 @@ from benchmarks.environment import arguments, check_output, whole_lines, write
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig, Result
 from herald_jax.checkpoint import CheckpointError
 from herald_jax.selection import SELECTORS, make_selector
+from herald_jax.training.documents import cost_of
 from herald_jax.training.tasks import TASKS, Item, make_item
 
 SEED = 2_000_003
@@ -49,14 +50,13 @@ class Answers:
         """``batch``: requests decoded together; ``exact_layers``: None for the model's."""
         assert engine.tokenizer is not None, "the checkpoint has no tokenizer"
         self.engine, self.path, self.batch = engine, path, batch
-        self.encode = engine.tokenizer.encode
         self.exact_layers = engine.config.exact_layers if exact_layers is None else exact_layers
         layers = [group.states for group in engine.stack.groups(0, len(engine.stack), None)]
         weights = hashlib.sha256(f"{engine.config} {self.exact_layers}".encode())
         for leaf in jax.tree.leaves((engine.stack.shell, layers)):
             weights.update(np.asarray(leaf).tobytes())
         self.model = weights.hexdigest()[:12]
-        self._costs: dict[str, int] = {}
+        self._cost = cost_of(engine.tokenizer.encode)
         self._items: dict[Cell, list[Item]] = {}
         self.right: dict[tuple[Any, ...], bool] = {}
         if path is not None and path.exists():
@@ -72,11 +72,6 @@ class Answers:
             rng = random.Random(f"{SEED}/{task}/{tokens}/{index}")
             made.append(make_item(task, rng, tokens, self._cost))
         return made[:count]
-
-    def _cost(self, atom: str) -> int:
-        if atom not in self._costs:
-            self._costs[atom] = len(self.encode(atom))
-        return self._costs[atom]
 
     def run(self, method: str, budget: float, cell: Cell, count: int) -> np.ndarray:
         """bool [count], which items the method answers exactly."""

@@ -21,8 +21,8 @@ def start(method: str, lengths=(112, 90), seed: int = 0, budget: float = 0.25):
     return session
 
 
-def advance(session) -> None:
-    """One block; every slot moves on."""
+def advance(session) -> np.ndarray:
+    """One block; every slot takes its tokens and moves on."""
     tokens, broken, failures = session.run_block()
     assert not failures
     assert not broken.any()
@@ -30,3 +30,4 @@ def advance(session) -> None:
         prompt = len(slot.request.prompt_ids)
         slot.generated += tokens[index][max(0, prompt - slot.start) :].tolist()
         slot.start += TINY.block_size
+    return tokens

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from networks import TINY, answers, engine, make_model, prompts, tiny_model
 from reference_decoder import decode
+from sessions import advance
 
 import host_kernels
 from herald_jax import Engine, EngineConfig, GenerationConfig
@@ -64,18 +65,6 @@ def start_session(method: str, requests, generation, budget: float = 1.0, **opti
     for index, request in enumerate(requests):
         session.admit(index, request)
     return session
-
-
-def advance(session) -> np.ndarray:
-    """One block; every slot takes its tokens and moves on."""
-    tokens, broken, failures = session.run_block()
-    assert not failures
-    assert not broken.any()
-    for index, slot in session.batch.active():
-        prompt = len(slot.request.prompt_ids)
-        slot.generated += tokens[index][max(0, prompt - slot.start) :].tolist()
-        slot.start += BLOCK
-    return tokens
 
 
 def requests_of(lengths, new: int) -> list[Request]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from herald_jax.cli.console import Refused
 from herald_jax.training import prose
-from herald_jax.training.documents import Document, make_document
+from herald_jax.training.documents import Document, cost_of, make_document
 from herald_jax.training.tasks import TASKS, Question, ask_one, make_item
 
 TOKENS_PER_FACT = 64
@@ -61,7 +61,7 @@ class Maker:
         except prose.NoProse as error:
             raise Refused(str(error)) from error
         self.encode, self.block, self.seed = encode, block, seed
-        self._costs: dict[str, int] = {}
+        self._cost = cost_of(encode)
 
     def short(self, tokens: int, count: int) -> ShortTask:
         """``count`` questions about one document: half of it has facts in prose, half a table.
@@ -127,8 +127,3 @@ class Maker:
         last = len(ids) + len(self.encode(" " + answer)) - 1
         blocks = last // self.block - len(ids) // self.block + 1
         return Asked(kind, question, answer, ids, blocks)
-
-    def _cost(self, atom: str) -> int:
-        if atom not in self._costs:
-            self._costs[atom] = len(self.encode(atom))
-        return self._costs[atom]

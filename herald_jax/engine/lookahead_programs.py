@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from herald_jax.engine.step_programs import Buffer, StepPrograms, after
+from herald_jax.engine.step_programs import Buffer, Queries, StepPrograms, after
 from herald_jax.models.attention import attend
 
 
@@ -93,7 +93,7 @@ class LookaheadPrograms(StepPrograms):
 
     def pool_ahead(
         self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, list[Buffer], list[tuple[jax.Array, jax.Array]]]:
+    ) -> tuple[jax.Array, list[Buffer], list[Queries]]:
         """Step 1 through sparse layers with the next block's B masks: x [N, 3B, hidden].
 
         The masks attend the draft, all rows of the pool and one another.
@@ -103,7 +103,8 @@ class LookaheadPrograms(StepPrograms):
           float32 [N, H_kv * S * G, D], with the log of each one's mass on draft and masks.
         """
         b = self.block
-        result, merged = [], []
+        result: list[Buffer] = []
+        merged: list[Queries] = []
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)
             denoised, drafted, ahead = slice(0, b), slice(b, 2 * b), slice(2 * b, None)

@@ -17,13 +17,11 @@ from herald_jax.engine.current_block import CurrentBlock
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.engine.stack import LayerGroup, LayerStack
-from herald_jax.engine.step_programs import BlockState, Decision, Decoding
+from herald_jax.engine.step_programs import BlockState, Decision, Decoding, Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.transfer import start_fetch
-
-Queries = tuple[jax.Array, jax.Array | None]
 
 
 @dataclass(frozen=True)

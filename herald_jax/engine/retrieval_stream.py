@@ -24,6 +24,7 @@ from herald_jax.diffusion.draft import representative_position
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.worker import Worker
 from herald_jax.kv.device_cache import Buffer, CacheShape
@@ -46,7 +47,7 @@ class Retrieval:
     rows: list[BlockRows]
     representative: jax.Array | None
     positions: np.ndarray
-    queries: Sequence[tuple[jax.Array, jax.Array | None]] | None
+    queries: Sequence[Queries] | None
     pool: list[Buffer | None]
     waiting: list[int]
     failures: dict[int, str] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class RetrievalStream:
         rows: list[BlockRows],
         *,
         representative: jax.Array | None = None,
-        queries: Sequence[tuple[jax.Array, jax.Array | None]] | None = None,
+        queries: Sequence[Queries] | None = None,
     ) -> None:
         """Starts a retrieval; returns at once.
 

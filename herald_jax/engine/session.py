@@ -15,12 +15,13 @@ from herald_jax.engine.config import EngineConfig, GenerationConfig
 from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
 from herald_jax.engine.errors import WaitTimeout
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
-from herald_jax.engine.main_stream import Lookahead, MainStream, Queries
+from herald_jax.engine.main_stream import Lookahead, MainStream
 from herald_jax.engine.prefill import Prefill
 from herald_jax.engine.prefill_programs import PrefillPrograms
 from herald_jax.engine.request import Request, Result, Slot
 from herald_jax.engine.retrieval_stream import RetrievalStream
 from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.kv.full_pool import Booking, FullPool

@@ -22,6 +22,8 @@ from herald_jax.models.config import ModelConfig
 from herald_jax.models.layers import rotary_angles, rotate
 
 Buffer = tuple[jax.Array, jax.Array]
+# One layer's merged queries on the device, see ``MergedQueries``.
+Queries = tuple[jax.Array, jax.Array | None]
 
 
 class BlockState(NamedTuple):
@@ -176,7 +178,7 @@ class StepPrograms:
         lengths: jax.Array,
         masked: jax.Array,
         budget: jax.Array,
-    ) -> tuple[jax.Array, list[Buffer], list[tuple[jax.Array, None]]]:
+    ) -> tuple[jax.Array, list[Buffer], list[Queries]]:
         """A step through sparse layers for selectors that use its queries.
 
         Where the pool holds candidates, they are all attended, and the ``budget[n]`` best by the
@@ -187,7 +189,8 @@ class StepPrograms:
         Returns:
           x, buffers of capacity 2B + K, and merged queries float32 [N, H_q, D] per layer.
         """
-        result, merged = [], []
+        result: list[Buffer] = []
+        merged: list[Queries] = []
         voting = voters(masked)
         votes = voting[..., None, None].astype(jnp.float32)
         angles = rotary_angles(

@@ -6,8 +6,9 @@ token ids of a text are the ids of its atoms in order and spans of tokens are kn
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +16,11 @@ from herald_jax.training import prose, words
 
 Cost = Callable[[str], int]
 Form = Literal["prose", "table"]
+
+
+def cost_of(encode: Callable[[str], Sequence[int]]) -> Cost:
+    """How many tokens an atom takes, remembered: documents repeat few atoms many times."""
+    return functools.cache(lambda atom: len(encode(atom)))
 
 
 @dataclass(frozen=True)
