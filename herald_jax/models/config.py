@@ -19,6 +19,8 @@ class ModelConfig:
       mask_token_id: id of [MASK]; masks are tracked by arrays, never by this id.
       stop_token_ids: ids that end a generation, counted at generated positions only.
       exact_layers: how many leading layers keep their full KV on the device by default.
+      rule: the generation rule the checkpoint was made for, a name from ``diffusion.rules``.
+      shifts_logits: logits at position i predict position i + 1, as in an autoregressive model.
       max_position_embeddings: longest context (prompt + generated) the weights were trained for.
     """
 
@@ -40,6 +42,8 @@ class ModelConfig:
     mask_token_id: int = 0
     stop_token_ids: tuple[int, ...] = ()
     exact_layers: int = 2
+    rule: str = "sdar"
+    shifts_logits: bool = False
 
     @property
     def group_size(self) -> int:
@@ -93,7 +97,7 @@ class ModelConfig:
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, not {value!r}")
-        for name in ("qk_norm", "attention_bias", "tie_word_embeddings"):
+        for name in ("qk_norm", "attention_bias", "tie_word_embeddings", "shifts_logits"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
         for value in (self.exact_layers, self.mask_token_id, *self.stop_token_ids):
