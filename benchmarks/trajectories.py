@@ -23,7 +23,7 @@ from herald_jax.diffusion.draft import draft
 from herald_jax.diffusion.sampling import ban, greedy
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 
 #: Keys and values [1, R, H_kv, D] of every layer; row r holds position r.
 Cache = list[tuple[jax.Array, jax.Array]]
@@ -35,7 +35,7 @@ CHUNK = 512
 class Network:
     """A model as a definition and a pytree, which compiled programs share."""
 
-    def __init__(self, config: ModelConfig, model: SdarModel) -> None:
+    def __init__(self, config: ModelConfig, model: Decoder) -> None:
         self.config = config
         self.graph, self.state = nnx.split(model)
 

@@ -32,7 +32,7 @@ from herald_jax.checkpoint_folder import CheckpointError as CheckpointError
 from herald_jax.checkpoint_folder import building, first_line, storing, uninterrupted
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 
 FORMAT_VERSION = 1
 WRITER = "herald_jax 0.1"
@@ -139,7 +139,7 @@ def writing(path: str | Path, *, force: bool = False, needed_bytes: int = 0) -> 
 def save(
     path: str | Path,
     config: ModelConfig,
-    model: SdarModel,
+    model: Decoder,
     *,
     hf_config: Mapping[str, Any] | None = None,
     tokenizer: str | Path | None = None,
@@ -209,7 +209,7 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
 
 def load(
     path: str | Path, *, dtype: str | None = None, sharding: Placement | None = None
-) -> tuple[ModelConfig, SdarModel]:
+) -> tuple[ModelConfig, Decoder]:
     """Restores a network straight onto its devices, item by item.
 
     Args:

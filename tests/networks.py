@@ -11,7 +11,7 @@ from flax import nnx
 
 from herald_jax import Budget, Engine, EngineConfig
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 
 TINY = ModelConfig(
     family="sdar",
@@ -32,14 +32,14 @@ TINY = ModelConfig(
 
 
 @functools.cache
-def tiny_model(config: ModelConfig = TINY, seed: int = 0) -> SdarModel:
+def tiny_model(config: ModelConfig = TINY, seed: int = 0) -> Decoder:
     """The network that tests share; they must not change it."""
     return make_model(config, seed)
 
 
-def make_model(config: ModelConfig, seed: int) -> SdarModel:
+def make_model(config: ModelConfig, seed: int) -> Decoder:
     """Random weights, sharp enough that attention and confidence differ between positions."""
-    model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    model = Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
     keys = iter(jax.random.split(jax.random.key(seed), 1000))
 
     def sharpen(path, leaf):

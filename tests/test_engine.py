@@ -457,9 +457,9 @@ def test_bf16_runs_every_method():
     from flax import nnx
 
     graph, state = nnx.split(tiny_model())
-    from herald_jax.models.sdar import SdarModel
+    from herald_jax.models.decoder import Decoder
 
-    half = SdarModel(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    half = Decoder(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     nnx.update(half, jax.tree.map(lambda x: x.astype(jnp.bfloat16), state))
     outs = {}
     for method in ("dense", "herald-draft", "herald-merged"):

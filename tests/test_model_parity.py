@@ -17,13 +17,13 @@ from oracle.parity import TOLERANCE, cached, prompt_lengths, uncached
 
 from checkpoints_convert import convert
 from herald_jax import checkpoint
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 
 FIXTURES = sorted(p for p in (Path(__file__).parent / "fixtures").iterdir() if p.is_dir())
 
 
 @pytest.fixture(scope="module", params=FIXTURES, ids=lambda folder: folder.name)
-def loaded(request, tmp_path_factory) -> tuple[SdarModel, dict[str, np.ndarray]]:
+def loaded(request, tmp_path_factory) -> tuple[Decoder, dict[str, np.ndarray]]:
     out = tmp_path_factory.mktemp("converted") / request.param.name
     convert(request.param, out, dtype="float32")
     _, model = checkpoint.load(out)

@@ -19,7 +19,7 @@ from herald_jax.diffusion.sampling import Confidence, Sampling, ban, greedy, sam
 from herald_jax.engine.choice import voters
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.layers import rotary_angles, rotate
+from herald_jax.models.rope import rotary_angles, rotate
 
 Buffer = tuple[jax.Array, jax.Array]
 # One layer's merged queries on the device, see ``MergedQueries``.
@@ -193,9 +193,7 @@ class StepPrograms:
         merged: list[Queries] = []
         voting = voters(masked)
         votes = voting[..., None, None].astype(jnp.float32)
-        angles = rotary_angles(
-            jnp.array([self.block]), self.config.head_dim, self.config.rope_theta
-        )
+        angles = rotary_angles(jnp.array([self.block]), self.config)
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)
             buffer = self._own("pool", buffer, k, v, positions[:, 0])

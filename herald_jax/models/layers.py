@@ -1,4 +1,4 @@
-"""Building blocks of a decoder layer: projections, norms, RoPE and the gated MLP."""
+"""Building blocks of a decoder layer: projections, norms and the gated MLP."""
 
 from __future__ import annotations
 
@@ -7,40 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from herald_jax.models.config import ModelConfig
-
-
-def rotary_angles(positions: jax.Array, dim: int, theta: float) -> jax.Array:
-    """RoPE angles for the half-split layout, in fp32.
-
-    Args:
-      positions: int32 [...], absolute positions.
-      dim: rotary dimensions (even).
-      theta: RoPE base.
-
-    Returns:
-      float32 [..., dim / 2].
-    """
-    frequency = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
-    return positions[..., None].astype(jnp.float32) * frequency
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Applies RoPE: channel c pairs with channel c + dim / 2; further channels pass through.
-
-    Rotations compose, so rotating a rotated vector by B positions more moves it B positions on.
-
-    Args:
-      x: [..., heads, D].
-      angles: float32 [..., dim / 2] with dim <= D, broadcast over heads.
-
-    Returns:
-      Array like ``x``.
-    """
-    half = angles.shape[-1]
-    cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
-    first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return jnp.concatenate([turned.astype(x.dtype), x[..., 2 * half :]], axis=-1)
+from herald_jax.models.rope import rotary_angles, rotate
 
 
 def linear(
@@ -107,5 +74,6 @@ class Projections(nnx.Module):
         q, k, v = self.q(x).reshape(heads), self.k(x).reshape(heads), self.v(x).reshape(heads)
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        angles = rotary_angles(positions, config.head_dim, config.rope_theta)
-        return rotate(q, angles), rotate(k, angles), v
+        angles = rotary_angles(positions, config)
+        scale = 1.0 if config.yarn is None else config.yarn.attention_factor
+        return rotate(q, angles, scale), rotate(k, angles, scale), v

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 
 #: Hugging Face tensor name -> (parameter path, whether the stored matrix is transposed).
 #: ``{i}`` is the layer index. torch stores a projection as [out, in], Flax as [in, out].
@@ -55,7 +55,7 @@ class Family:
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
-    module: type[SdarModel]
+    module: type[Decoder]
     qk_norm: bool
     block_size: int | None = None
     mask_token_id: int | None = None
@@ -79,15 +79,15 @@ FAMILIES: dict[str, Family] = {
             "sdar",
             ("sdar",),
             ("SDARForCausalLM",),
-            SdarModel,
+            Decoder,
             qk_norm=True,
             block_size=4,
             mask_token_id=151669,
             stop_token_ids=(151645, 151643),
         ),
         # The same network under its base model's names; generation constants are its own.
-        Family("qwen3", ("qwen3",), ("Qwen3ForCausalLM",), SdarModel, qk_norm=True),
-        Family("llama", ("llama",), ("LlamaForCausalLM",), SdarModel, qk_norm=False),
+        Family("qwen3", ("qwen3",), ("Qwen3ForCausalLM",), Decoder, qk_norm=True),
+        Family("llama", ("llama",), ("LlamaForCausalLM",), Decoder, qk_norm=False),
     )
 }
 
@@ -221,24 +221,24 @@ def check(config: ModelConfig) -> None:
     config.check()
 
 
-def build(config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> SdarModel:
+def build(config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> Decoder:
     """A network with random weights."""
     return family_of(config).module(config, dtype=dtype, rngs=rngs)
 
 
-def abstract(config: ModelConfig, dtype: jnp.dtype) -> SdarModel:
+def abstract(config: ModelConfig, dtype: jnp.dtype) -> Decoder:
     """The network with ``jax.ShapeDtypeStruct`` in place of arrays: its shapes, at no memory."""
-    model: SdarModel = nnx.eval_shape(lambda: build(config, dtype, nnx.Rngs(0)))
+    model: Decoder = nnx.eval_shape(lambda: build(config, dtype, nnx.Rngs(0)))
     return model
 
 
-def parameters(model: SdarModel) -> dict[str, Any]:
+def parameters(model: Decoder) -> dict[str, Any]:
     """Every parameter of a network (or abstract network) by dotted path, in module order."""
     pure = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     return {_dotted(path): value for path, value in jax.tree_util.tree_leaves_with_path(pure)}
 
 
-def assemble(skeleton: SdarModel, values: Mapping[str, Any]) -> SdarModel:
+def assemble(skeleton: Decoder, values: Mapping[str, Any]) -> Decoder:
     """An abstract network made real with the arrays of ``values``, keyed as in ``parameters``.
 
     Raises:
@@ -249,7 +249,7 @@ def assemble(skeleton: SdarModel, values: Mapping[str, Any]) -> SdarModel:
         lambda path, _: values[_dotted(path)], nnx.to_pure_dict(state)
     )
     nnx.replace_by_pure_dict(state, filled)
-    model: SdarModel = nnx.merge(graph, state)
+    model: Decoder = nnx.merge(graph, state)
     return model
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 
 from herald_jax.models.attention import Implementation
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 from herald_jax.training.data import ANSWER, END, FILL, KINDS
 
 Params = Any
@@ -77,7 +77,7 @@ class Start:
 def init_params(config: ModelConfig, seed: int, start: Start | None = None) -> Params:
     """fp32 weights as ``start`` says; equal arguments give equal weights."""
     start = start or Start()
-    model = SdarModel(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    model = Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(seed))
     params = nnx.split(model)[1].to_pure_dict()
     shape = params["embedding"]["embedding"].shape
     noise = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
@@ -116,9 +116,9 @@ def init_params(config: ModelConfig, seed: int, start: Start | None = None) -> P
     return params
 
 
-def as_model(config: ModelConfig, params: Params, dtype: Any) -> SdarModel:
+def as_model(config: ModelConfig, params: Params, dtype: Any) -> Decoder:
     """The network over ``params`` cast to ``dtype``."""
-    model = nnx.eval_shape(lambda: SdarModel(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(model)
     state.replace_by_pure_dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
     return nnx.merge(graph, state)

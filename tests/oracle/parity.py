@@ -10,19 +10,19 @@ import numpy as np
 from flax import nnx
 
 from herald_jax.models.attention import attend, attend_blocks
-from herald_jax.models.sdar import SdarModel
+from herald_jax.models.decoder import Decoder
 
 TOLERANCE = 1e-4
 _Buffers = list[tuple[jax.Array, jax.Array]]
 
 
-def uncached(model: SdarModel, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def uncached(model: Decoder, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Hidden states [layers + 1, N, S, H] and logits of one pass over everything."""
     return cached(model, tokens, tokens.shape[1], tokens.shape[1])
 
 
 def cached(
-    model: SdarModel, tokens: np.ndarray, prompt: int, chunk: int
+    model: Decoder, tokens: np.ndarray, prompt: int, chunk: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same through a buffer of keys and values.
 
@@ -50,7 +50,7 @@ def cached(
 
 @partial(jax.jit, static_argnums=(0, 5))
 def _forward(
-    graph: nnx.GraphDef[SdarModel],
+    graph: nnx.GraphDef[Decoder],
     state: nnx.State,
     buffers: _Buffers,
     tokens: jax.Array,

@@ -1,4 +1,8 @@
-"""SDAR and TraDo: a Qwen3-shaped decoder run block-causally (Llama-shaped without QK-norm)."""
+"""The decoder of every family: pre-norm layers run block-causally, shaped by its configuration.
+
+What families differ in (QK-norm, biases, rotated channels, mixtures of experts) are fields of
+``ModelConfig``; what their checkpoints call it stands in the family's own file.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,25 @@ from jax.typing import DTypeLike
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.layers import GatedMlp, Projections, linear, rms_norm
+from herald_jax.models.moe import MixtureOfExperts
 
 
 class DecoderLayer(nnx.Module):
     """One pre-norm layer, split where attention happens: ``pre``, (attend), ``post``."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    mlp: GatedMlp | MixtureOfExperts
+
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
         self.input_norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
         self.attention = Projections(config, dtype, rngs)
         self.mlp_norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, dtype, rngs)
+        if config.has_experts(index):
+            assert config.experts is not None
+            self.mlp = MixtureOfExperts(config.hidden_size, config.experts, dtype, rngs)
+        else:
+            self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, dtype, rngs)
 
     def pre(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """x [N, S, hidden], positions int32 [N, S] -> q [N, S, H_q, D], k, v [N, S, H_kv, D]."""
@@ -31,8 +44,8 @@ class DecoderLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class SdarModel(nnx.Module):
-    """Embedding, decoder layers, final norm and head; logits at position i predict position i."""
+class Decoder(nnx.Module):
+    """Embedding, decoder layers, final norm and head."""
 
     def __init__(
         self, config: ModelConfig, *, dtype: DTypeLike = jnp.bfloat16, rngs: nnx.Rngs
@@ -43,7 +56,7 @@ class SdarModel(nnx.Module):
             config.vocab_size, config.hidden_size, dtype=dtype, param_dtype=dtype, rngs=rngs
         )
         self.layers = nnx.List(
-            [DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)]
+            [DecoderLayer(config, index, dtype, rngs) for index in range(config.num_layers)]
         )
         self.norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
         if not config.tie_word_embeddings:
