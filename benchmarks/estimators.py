@@ -14,7 +14,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from herald_jax.models import attention
-from herald_jax.models.layers import rotary_angles, rotate
+from herald_jax.models.config import ModelConfig
+from herald_jax.models.rope import rotary_angles, rotate
 from herald_jax.selection.job import SINKS
 
 Index = Literal["bf16", "int8 token", "int4 token", "int4 channel"]
@@ -64,9 +65,9 @@ def merge_parts(q: jax.Array, parts: int) -> jax.Array:
     return q.astype(jnp.float32).reshape(parts, -1, *q.shape[1:]).mean(1)
 
 
-def advance(q: jax.Array, positions: int, theta: float) -> jax.Array:
+def advance(q: jax.Array, positions: int, config: ModelConfig) -> jax.Array:
     """Moves post-RoPE queries [S, H_q, D] by ``positions``, as if they stood there."""
-    return rotate(q, rotary_angles(jnp.array([positions]), q.shape[-1], theta))
+    return rotate(q, rotary_angles(jnp.array([positions]), config))
 
 
 def ranks(scores: np.ndarray, sinks: int = SINKS) -> np.ndarray:

@@ -53,7 +53,7 @@ def random_model(config: ModelConfig, dtype: str, seed: int = 0) -> Any:
     filled = []
     for index, leaf in enumerate(leaves):
         key = jax.random.fold_in(jax.random.key(seed), index)
-        filled.append(_fill(key, leaf.shape, kind))
+        filled.append(_fill(key, leaf.shape, leaf.dtype))
     return nnx.merge(graph, jax.tree.unflatten(tree, filled))
 
 
@@ -61,7 +61,7 @@ def _fill(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     return jax.jit(
-        lambda key: (jax.random.normal(key, shape, dtype) * shape[0] ** -0.5).astype(dtype)
+        lambda key: (jax.random.normal(key, shape, dtype) * shape[-2] ** -0.5).astype(dtype)
     )(key)
 
 

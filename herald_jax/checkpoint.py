@@ -196,9 +196,7 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
             f"{FORMAT_VERSION}: convert it again"
         )
     try:
-        fields = dict(header["model"])
-        fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
-        config = ModelConfig(**fields)
+        config = ModelConfig.from_json(header["model"])
         registry.check(config)
         dtype = str(header["dtype"])
         check_dtype(dtype)
@@ -235,7 +233,7 @@ def load(
         wanted = {
             name: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
                 shapes[name].shape,
-                kind,
+                shapes[name].dtype,
                 sharding=place if isinstance(place, Sharding) else place(name, shapes[name].shape),
             )
             for name in paths

@@ -188,7 +188,10 @@ class ModelConfig:
         if experts is not None:
             router = experts.count * (hidden + (experts.router == "sigmoid"))
             widths = experts.count * experts.intermediate_size + experts.shared_size
-            mixed, sparse = router + 3 * hidden * widths, self.num_layers - len(experts.dense_layers)
+            mixed, sparse = (
+                router + 3 * hidden * widths,
+                self.num_layers - len(experts.dense_layers),
+            )
         mlps = sparse * mixed + (self.num_layers - sparse) * plain
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * (attention + bias + norms) + mlps + embeddings + hidden
@@ -244,9 +247,7 @@ class ModelConfig:
         sizes += "intermediate_size max_position_embeddings block_size"
         _check_integers(self, sizes.split())
         _check_reals(self, ["rope_theta", "rms_norm_eps"])
-        _check_booleans(
-            self, ["qk_norm", "attention_bias", "tie_word_embeddings", "shifts_logits"]
-        )
+        _check_booleans(self, ["qk_norm", "attention_bias", "tie_word_embeddings", "shifts_logits"])
         for value in (self.exact_layers, self.mask_token_id, *self.stop_token_ids):
             if type(value) is not int:
                 raise ValueError(f"token ids and exact_layers must be integers, not {value!r}")

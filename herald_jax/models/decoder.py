@@ -22,9 +22,7 @@ class DecoderLayer(nnx.Module):
 
     mlp: GatedMlp | MixtureOfExperts
 
-    def __init__(
-        self, config: ModelConfig, index: int, dtype: jnp.dtype, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, config: ModelConfig, index: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.input_norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)
         self.attention = Projections(config, dtype, rngs)
         self.mlp_norm = rms_norm(config.hidden_size, config.rms_norm_eps, dtype, rngs)

@@ -1,94 +1,30 @@
-"""The model families this project knows, and the only place that names them.
+"""The model families this project knows, each described in a file of its own beside this one.
 
-A family says which Hugging Face configurations belong to it, which module runs it, what its
-tensors are called in a Hugging Face checkpoint, and the generation constants that its
-``config.json`` does not reliably carry. Nothing here runs code from a checkpoint.
+Nothing here runs code from a checkpoint.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from herald_jax.models import hf_config
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.decoder import Decoder
-
-#: Hugging Face tensor name -> (parameter path, whether the stored matrix is transposed).
-#: ``{i}`` is the layer index. torch stores a projection as [out, in], Flax as [in, out].
-_DECODER_TENSORS: dict[str, tuple[str, bool]] = {
-    "model.embed_tokens.weight": ("embedding.embedding", False),
-    "model.layers.{i}.input_layernorm.weight": ("layers.{i}.input_norm.scale", False),
-    "model.layers.{i}.self_attn.q_proj.weight": ("layers.{i}.attention.q.kernel", True),
-    "model.layers.{i}.self_attn.k_proj.weight": ("layers.{i}.attention.k.kernel", True),
-    "model.layers.{i}.self_attn.v_proj.weight": ("layers.{i}.attention.v.kernel", True),
-    "model.layers.{i}.self_attn.o_proj.weight": ("layers.{i}.attention.o.kernel", True),
-    "model.layers.{i}.self_attn.q_norm.weight": ("layers.{i}.attention.q_norm.scale", False),
-    "model.layers.{i}.self_attn.k_norm.weight": ("layers.{i}.attention.k_norm.scale", False),
-    "model.layers.{i}.post_attention_layernorm.weight": ("layers.{i}.mlp_norm.scale", False),
-    "model.layers.{i}.mlp.gate_proj.weight": ("layers.{i}.mlp.gate.kernel", True),
-    "model.layers.{i}.mlp.up_proj.weight": ("layers.{i}.mlp.up.kernel", True),
-    "model.layers.{i}.mlp.down_proj.weight": ("layers.{i}.mlp.down.kernel", True),
-    "model.norm.weight": ("norm.scale", False),
-    "lm_head.weight": ("lm_head.kernel", True),
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """One kind of network.
-
-    Attributes:
-      name: what ``ModelConfig.family`` and the tables call it.
-      model_types, architectures: the Hugging Face ``config.json`` values that select it.
-      module: the Flax NNX module, called as ``module(config, dtype=..., rngs=...)``.
-      qk_norm: whether queries and keys are normalised per head.
-      block_size, mask_token_id, stop_token_ids: the published constants, used where the
-        configuration does not state its own; None where the family has none.
-    """
-
-    name: str
-    model_types: tuple[str, ...]
-    architectures: tuple[str, ...]
-    module: type[Decoder]
-    qk_norm: bool
-    block_size: int | None = None
-    mask_token_id: int | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-
-    def tensor_name(self, path: str) -> tuple[str, bool]:
-        """The Hugging Face name of the parameter at ``path`` and whether it is transposed."""
-        parts = path.split(".")
-        index = parts[1] if parts[0] == "layers" else ""
-        for name, (pattern, transpose) in _DECODER_TENSORS.items():
-            if pattern.replace("{i}", index) == path:
-                return name.replace("{i}", index), transpose
-        raise ValueError(f"family {self.name} has no Hugging Face name for parameter {path}")
-
+from herald_jax.models.family import Family
+from herald_jax.models.fast_dllm_v2 import FAST_DLLM_V2
+from herald_jax.models.hf_config import first, positive, token_ids
+from herald_jax.models.llada2 import LLADA2
+from herald_jax.models.llama import LLAMA
+from herald_jax.models.sdar import QWEN3, SDAR
+from herald_jax.models.sdar_moe import SDAR_MOE
 
 FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        # SDAR-*-Chat (B = 4) and its -b8 .. -b64 variants, TraDo-*-Instruct.
-        Family(
-            "sdar",
-            ("sdar",),
-            ("SDARForCausalLM",),
-            Decoder,
-            qk_norm=True,
-            block_size=4,
-            mask_token_id=151669,
-            stop_token_ids=(151645, 151643),
-        ),
-        # The same network under its base model's names; generation constants are its own.
-        Family("qwen3", ("qwen3",), ("Qwen3ForCausalLM",), Decoder, qk_norm=True),
-        Family("llama", ("llama",), ("LlamaForCausalLM",), Decoder, qk_norm=False),
-    )
+    family.name: family for family in (LLADA2, SDAR, SDAR_MOE, FAST_DLLM_V2, QWEN3, LLAMA)
 }
 
 
@@ -124,18 +60,20 @@ def family_of(config: ModelConfig) -> Family:
     return FAMILIES[config.family]
 
 
-def from_hf(hf: Mapping[str, Any], *, block_size: int | None = None) -> ModelConfig:
+def from_hf(
+    hf: Mapping[str, Any], *, block_size: int | None = None, rule: str | None = None
+) -> ModelConfig:
     """Reads a Hugging Face ``config.json`` that was parsed as plain JSON.
 
     Shapes come from the file alone, never from class defaults. Generation constants come from, in
-    this order: ``block_size`` given here; a ``"herald"`` object inside the file with any of
-    ``block_size``, ``mask_token_id``, ``stop_token_ids``, ``exact_layers``; the plain keys
-    ``block_size`` and ``mask_token_id``; the family's table; and, for stop ids of a family
-    without a table, ``eos_token_id``.
+    this order: what is given here; a ``"herald"`` object inside the file with any of
+    ``block_size``, ``mask_token_id``, ``stop_token_ids``, ``exact_layers``, ``rule``; the file's
+    own keys; the family's table; and, for stop ids of a family without a table, ``eos_token_id``.
 
     Args:
       hf: the parsed file.
       block_size: B to decode with instead of the checkpoint's own.
+      rule: name of the default generation rule instead of the family's.
 
     Returns:
       A consistent configuration.
@@ -144,39 +82,45 @@ def from_hf(hf: Mapping[str, Any], *, block_size: int | None = None) -> ModelCon
       ValueError: one sentence on what is unsupported, missing or contradictory.
     """
     family = find_family(hf)
-    _refuse_unsupported(hf)
-    heads = _positive(hf, "num_attention_heads")
-    hidden = _positive(hf, "hidden_size")
+    read = family.read(hf)
+    heads = positive(hf, "num_attention_heads")
+    hidden = positive(hf, "hidden_size")
     if hf.get("head_dim") is None and hidden % heads:
         raise ValueError(
             f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
             "state head_dim"
         )
-    layers = _positive(hf, "num_hidden_layers")
-    own = _object(hf, "herald")
-    block = _first(block_size, own.get("block_size"), hf.get("block_size"), family.block_size)
-    mask = _first(own.get("mask_token_id"), hf.get("mask_token_id"), family.mask_token_id)
-    stops = _first(own.get("stop_token_ids"), family.stop_token_ids, hf.get("eos_token_id"))
+    layers = positive(hf, "num_hidden_layers")
+    own = hf_config.table(hf, "herald")
+    # Some families keep it under a name of their own.
+    stated = first(read.pop("block_size", None), hf.get("block_size"))
+    block = first(block_size, own.get("block_size"), stated, family.block_size)
+    mask = first(own.get("mask_token_id"), hf.get("mask_token_id"), family.mask_token_id)
+    stops = first(own.get("stop_token_ids"), family.stop_token_ids, hf.get("eos_token_id"))
+    exact = first(own.get("exact_layers"), min(2, layers))
+    named = first(rule, own.get("rule"), family.rule)
+    if not isinstance(named, str):
+        raise ValueError(f"config.json: rule must be a name, not {named!r}")
     config = ModelConfig(
         family=family.name,
-        vocab_size=_positive(hf, "vocab_size"),
+        vocab_size=positive(hf, "vocab_size"),
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=_positive(hf, "num_key_value_heads", heads),
-        head_dim=_positive(hf, "head_dim", hidden // heads),
-        intermediate_size=_positive(hf, "intermediate_size"),
-        rope_theta=_rope_theta(hf),
-        rms_norm_eps=_real("rms_norm_eps", hf.get("rms_norm_eps", 1e-6)),
-        qk_norm=family.qk_norm,
-        tie_word_embeddings=_boolean(hf, "tie_word_embeddings"),
-        max_position_embeddings=_positive(hf, "max_position_embeddings"),
+        num_kv_heads=positive(hf, "num_key_value_heads", heads),
+        head_dim=positive(hf, "head_dim", hidden // heads),
+        intermediate_size=positive(hf, "intermediate_size"),
+        rope_theta=hf_config.rope_theta(hf),
+        yarn=hf_config.yarn(hf),
+        rms_norm_eps=hf_config.real("rms_norm_eps", hf.get("rms_norm_eps", 1e-6)),
+        tie_word_embeddings=hf_config.boolean(hf, "tie_word_embeddings"),
+        max_position_embeddings=positive(hf, "max_position_embeddings"),
         block_size=_stated(block, "block_size", family),
         mask_token_id=_stated(mask, "mask_token_id", family),
-        stop_token_ids=_ids(stops),
-        exact_layers=_stated(
-            _first(own.get("exact_layers"), min(2, layers)), "exact_layers", family
-        ),
+        stop_token_ids=token_ids(stops),
+        exact_layers=_stated(exact, "exact_layers", family),
+        rule=named,
+        **read,
     )
     check(config)
     return config
@@ -196,9 +140,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "intermediate_size": config.intermediate_size,
         "hidden_act": "silu",
-        "attention_bias": False,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None,
+        "rope_scaling": None if config.yarn is None else hf_config.yarn_to_hf(config.yarn),
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_word_embeddings,
         "max_position_embeddings": config.max_position_embeddings,
@@ -207,8 +150,9 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "herald": {
             "stop_token_ids": list(config.stop_token_ids),
             "exact_layers": config.exact_layers,
+            "rule": config.rule,
         },
-    }
+    } | family.write(config)
 
 
 def check(config: ModelConfig) -> None:
@@ -223,7 +167,7 @@ def check(config: ModelConfig) -> None:
 
 def build(config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> Decoder:
     """A network with random weights."""
-    return family_of(config).module(config, dtype=dtype, rngs=rngs)
+    return Decoder(config, dtype=dtype, rngs=rngs)
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype) -> Decoder:
@@ -257,72 +201,6 @@ def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(str(entry.key) for entry in path)
 
 
-def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    """Refuses what would load without complaint and compute something else."""
-    layer_types = hf.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        raise ValueError(f"config.json: layer_types must be a list, not {layer_types!r}")
-    others = [kind for kind in layer_types if kind != "full_attention"]
-    ropes = [_object(hf, key) for key in ("rope_scaling", "rope_parameters")]
-    rope_types = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
-    rope_type = next((kind for kind in rope_types if kind != "default"), "default")
-    # (option, whether it is switched on, what the file must say)
-    switched = [
-        (f"rope_scaling of type {rope_type!r}", rope_type != "default", "null"),
-        ("use_sliding_window", bool(hf.get("use_sliding_window")), "false"),
-        (f"layer_types {others[:3]}", bool(others), "full_attention only"),
-        ("attention_bias", bool(hf.get("attention_bias")), "false"),
-        ("mlp_bias", bool(hf.get("mlp_bias")), "false"),
-        ("partial_rotary_factor", hf.get("partial_rotary_factor", 1) != 1, "1"),
-        ("quantization_config", bool(hf.get("quantization_config")), "absent"),
-        (f"hidden_act {hf.get('hidden_act')!r}", hf.get("hidden_act", "silu") != "silu", "silu"),
-    ]
-    for option, on, wanted in switched:
-        if on:
-            raise ValueError(f"config.json: {option} is not supported; it must be {wanted}")
-
-
-def _rope_theta(hf: Mapping[str, Any]) -> float:
-    """RoPE base, from either place that Hugging Face has kept it."""
-    return _real(
-        "rope_theta", hf.get("rope_theta", _object(hf, "rope_parameters").get("rope_theta"))
-    )
-
-
-def _real(key: str, value: object) -> float:
-    # Compared as it is: an integer may be too large for a float.
-    if type(value) not in (int, float) or not 0 < value < sys.float_info.max:  # type: ignore[operator]
-        raise ValueError(f"config.json: {key} must be a positive number, not {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _boolean(hf: Mapping[str, Any], key: str) -> bool:
-    value = hf.get(key, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"config.json: {key} must be true or false, not {value!r}")
-    return value
-
-
-def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = hf.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise ValueError(f"config.json: {key} must be an object, not {value!r}")
-    return value or {}
-
-
-def _positive(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = hf.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise ValueError(f"config.json: {key} must be a positive integer, not {value!r}")
-    return value
-
-
-def _first(*values: object) -> object:
-    """The first value that is stated."""
-    return next((value for value in values if value is not None), None)
-
-
 def _stated(value: object, key: str, family: Family) -> int:
     if type(value) is not int:
         raise ValueError(
@@ -330,10 +208,3 @@ def _stated(value: object, key: str, family: Family) -> int:
             f"decode by blocks only when its config.json states {key}"
         )
     return value
-
-
-def _ids(value: object) -> tuple[int, ...]:
-    ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    if any(type(token) is not int for token in ids):
-        raise ValueError(f"config.json: stop token ids must be integers, not {value!r}")
-    return tuple(ids)
