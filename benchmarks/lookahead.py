@@ -181,14 +181,14 @@ class LayerView:
 
     def _merged(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         """Scores of every merge of block n's queries; what herald-merged does comes first."""
-        now, size, theta = self.now, self.config.block_size, self.config.rope_theta
+        now, size = self.now, self.config.block_size
         at = {"first": 0, "middle": now.steps // 2, "last": now.steps - 1, "done": now.steps}
         for step in MERGE_STEPS:
             voters = now.masked[at[step]] if step != "done" else np.ones(size, bool)
             for rotation in (True, False):
                 q = now.queries[at[step]][self.layer]
                 if rotation:
-                    q = estimators.advance(q, size, theta)
+                    q = estimators.advance(q, size, self.config)
                 one = estimators.merge(q, voters)
                 more = {"step": step, "rotation": rotation}
                 yield self.score(one, np.ones(1, bool)), more | {"mean_of": "queries"}
@@ -229,7 +229,7 @@ class LayerView:
     def _indexes(self, exact: np.ndarray) -> Units:
         """Key indexes under the merged query against its exact scan, alone and re-ranked."""
         now, size = self.now, self.config.block_size
-        q = estimators.advance(now.queries[0][self.layer], size, self.config.rope_theta)
+        q = estimators.advance(now.queries[0][self.layer], size, self.config)
         one = np.asarray(estimators.merge(q, now.masked[0]))
         keys, counts = np.asarray(self.keys[: self.prefix]), self.counts
         wanted = estimators.top(exact, counts)

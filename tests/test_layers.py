@@ -1,4 +1,4 @@
-"""Rotations and attention against plain NumPy loops."""
+"""Attention against plain NumPy loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from precision import product_precisions
 
 from herald_jax.models import attention, registry
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.layers import rotary_angles, rotate
 
 SHAPES = [  # N, S, H_q, H_kv, D, R
     (1, 1, 1, 1, 2, 1),
@@ -36,35 +35,6 @@ def softmax(q: np.ndarray, keys: np.ndarray) -> np.ndarray:
     scores = keys.astype(np.float64) @ q.astype(np.float64) / np.sqrt(len(q))
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
-
-
-def test_rotate_turns_pairs_half_a_head_apart():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 3, 4, 10)).astype(np.float32)
-    positions = rng.integers(0, 1000, (2, 3))
-    ours = rotate(jnp.asarray(x), rotary_angles(jnp.asarray(positions), 6, 100.0))
-    theirs = x.astype(np.float64)
-    for n, s, h, c in np.ndindex(2, 3, 4, 3):
-        angle = positions[n, s] * 100.0 ** (-2 * c / 6)
-        a, b = x[n, s, h, c], x[n, s, h, c + 3]
-        theirs[n, s, h, c] = a * np.cos(angle) - b * np.sin(angle)
-        theirs[n, s, h, c + 3] = b * np.cos(angle) + a * np.sin(angle)
-    np.testing.assert_allclose(ours, theirs, atol=1e-3)
-    np.testing.assert_array_equal(ours[..., 6:], x[..., 6:])
-
-
-@pytest.mark.parametrize("block", [1, 4, 32])
-@pytest.mark.parametrize("rotary", [8, 16])
-def test_rotations_compose(block, rotary):
-    """Turning by p and then by B is turning by p + B: queries can be moved on by a block."""
-    rng = np.random.default_rng(block)
-    x = jnp.asarray(rng.normal(size=(2, 5, 3, 16)), jnp.float32)
-    positions = jnp.asarray(rng.integers(0, 500, (2, 5)))
-    once = rotate(x, rotary_angles(positions + block, rotary, 1e4))
-    step = rotary_angles(jnp.full((2, 5), block), rotary, 1e4)
-    twice = rotate(rotate(x, rotary_angles(positions, rotary, 1e4)), step)
-    np.testing.assert_allclose(once, twice, atol=2e-4)
-    assert np.abs(once - x).max() > 0.1
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -101,10 +101,10 @@ def test_advancing_a_query_equals_computing_it_there(network):
     model = tiny_model()
     x = model.embed(jnp.array([[TINY.mask_token_id]]))
     here, there = (model.layers[0].pre(x, jnp.array([[at]]))[0][0] for at in (37, 37 + BLOCK))
-    moved = estimators.advance(here, BLOCK, TINY.rope_theta)
+    moved = estimators.advance(here, BLOCK, TINY)
     np.testing.assert_allclose(moved, there, atol=2e-5)
     assert np.abs(np.asarray(here) - np.asarray(there)).max() > 0.1
-    back = estimators.advance(moved, -BLOCK, TINY.rope_theta)
+    back = estimators.advance(moved, -BLOCK, TINY)
     np.testing.assert_allclose(back, here, atol=2e-5)
 
 
@@ -245,9 +245,7 @@ def test_the_merged_query_equals_the_engines(network, trajectory, captured):
     for layer, start, (q, elsewhere), _, _ in seen:
         assert elsewhere is None
         block = blocks[start]
-        moved = estimators.advance(
-            block.queries[0][layer + TINY.exact_layers], BLOCK, TINY.rope_theta
-        )
+        moved = estimators.advance(block.queries[0][layer + TINY.exact_layers], BLOCK, TINY)
         np.testing.assert_allclose(estimators.merge(moved, block.masked[0])[0], q, atol=5e-4)
 
 

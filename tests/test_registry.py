@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 
+import families
 import hf_folders
 import jax.numpy as jnp
 import pytest
@@ -67,15 +69,17 @@ def test_rope_theta_is_read_from_both_places():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: sdar, qwen3, llama"),
-        ({"model_type": "sdar_moe"}, "'sdar_moe' is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_scaling of type 'yarn'"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llada2_moe, .*sdar, .*llama"),
+        ({"model_type": "sdar_moe"}, "num_experts must be a positive integer, not None"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling factor must be a positive number"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "YaRN needs a factor of 1 or"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1}}, "beta_fast above"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling of type 'linear'"),
         ({"rope_theta": None}, "rope_theta must be a positive number, not None"),
         ({"use_sliding_window": True}, "use_sliding_window is not supported; it must be false"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"attention_bias": True}, "attention_bias is not supported"),
-        ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"attention_bias": True}, "attention_bias True is not supported; it must be false"),
+        ({"mlp_bias": True}, "mlp_bias True is not supported; it must be false"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; it must be silu"),
@@ -131,14 +135,83 @@ def test_architectures_stand_in_for_a_missing_model_type():
     assert config.family == "llama"
 
 
-def test_every_parameter_has_one_hugging_face_name():
-    for family in registry.FAMILIES.values():
-        config = read(model_type=family.model_types[0], herald={"stop_token_ids": [1]})
-        shapes = registry.parameters(registry.abstract(config, jnp.bfloat16))
-        names = {family.tensor_name(path)[0] for path in shapes}
-        assert len(names) == len(shapes)
-        if family.qk_norm:
-            assert names == set(hf_folders.tensors(hf_folders.CONFIG))
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_every_family_reads_back_what_it_writes(family):
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    for changes in ({}, {"rope_scaling": yarn}):
+        config = registry.from_hf(families.CONFIGS[family] | changes)
+        assert config.family == family
+        assert (config.yarn is None) == (not changes)
+        assert registry.from_hf(json.loads(json.dumps(registry.to_hf(config)))) == config
+        header = json.loads(json.dumps(dataclasses.asdict(config)))
+        assert ModelConfig.from_json(header) == config
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_parameters_have_names_and_are_counted(family):
+    config = registry.from_hf(families.CONFIGS[family])
+    shapes = registry.parameters(registry.abstract(config, jnp.bfloat16))
+    stored = {path: registry.FAMILIES[family].stored(config, path) for path in shapes}
+    usual = [name for layer, ways in stored.values() for name in ways[0].names(layer)]
+    shared = [ways[0].rows is not None for _, ways in stored.values()]
+    assert len(set(usual)) == len(usual) - sum(shared) * 2 // 3
+    assert sum(shape.size for shape in shapes.values()) == config.parameter_count
+    if family in ("sdar", "qwen3"):
+        assert set(usual) == set(hf_folders.tensors(families.COMMON))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llada2", {"expert_capacity": 48}, "expert_capacity .LLaDA2.2.* is not supported"),
+        ("llada2", {"use_qkv_bias": True}, "use_qkv_bias True is not supported; it must be false"),
+        ("llada2", {"use_qk_norm": False}, "use_qk_norm False .* must be true"),
+        ("llada2", {"score_function": "softmax"}, "score_function 'softmax' .* must be sigmoid"),
+        ("llada2", {"norm_topk_prob": 1}, "norm_topk_prob 1 is not supported; it must be true"),
+        ("llada2", {"n_group": 5}, "16 experts cannot be cut into 5 equal groups"),
+        ("llada2", {"topk_group": 5}, "16 experts .* of which a token uses 5"),
+        ("llada2", {"n_group": 16, "topk_group": 4}, "groups of one expert"),
+        ("llada2", {"num_experts_per_tok": 9}, "takes 9 experts but may choose among 8"),
+        ("llada2", {"routed_scaling_factor": None}, "routed_scaling_factor must be a positive"),
+        ("llada2", {"first_k_dense_replace": 4}, "dense layer 3 is not one of the 3 layers"),
+        ("llada2", {"rotary_dim": 16}, "rotary_dim 16 contradicts partial_rotary_factor 0.5"),
+        ("llada2", {"partial_rotary_factor": 0.2, "rotary_dim": None}, "even number from 2"),
+        ("llada2", {"num_shared_experts": -1}, "num_shared_experts must be a positive integer"),
+        ("sdar_moe", {"mlp_only_layers": 2}, "mlp_only_layers must be a list"),
+        ("sdar_moe", {"norm_topk_prob": "yes"}, "norm_topk_prob must be true or false"),
+        ("sdar_moe", {"num_experts": 0}, "num_experts must be a positive integer, not 0"),
+        ("fast_dllm_v2", {"attention_bias": False}, "attention_bias False .* must be true"),
+        ("fast_dllm_v2", {"bd_size": "8"}, "block_size must be an integer, not '8'"),
+        ("sdar", {"herald": {"rule": 3}}, "rule must be a name, not 3"),
+    ],
+)
+def test_a_family_refuses_what_it_would_compute_otherwise(family, changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        registry.from_hf(families.CONFIGS[family] | changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_constants_of_the_families_are_the_published_ones():
+    """Where config.json says nothing, as in the published checkpoints."""
+    silent = {"block_size": None, "mask_token_id": None, "herald": None, "vocab_size": 160000}
+    wanted = {
+        "llada2": (32, 156895, (156892,), "llada2.0"),
+        "sdar_moe": (4, 151669, (151645, 151643), "sdar"),
+        "fast_dllm_v2": (32, 151665, (151645,), "fast-dllm-v2"),
+    }
+    for family, constants in wanted.items():
+        config = registry.from_hf(families.CONFIGS[family] | silent | {"bd_size": None})
+        found = (config.block_size, config.mask_token_id, config.stop_token_ids, config.rule)
+        assert found == constants
+
+
+def test_names_of_checkpoints_tell_what_their_files_do_not():
+    sdar, llada2 = registry.FAMILIES["sdar"], registry.FAMILIES["llada2"]
+    assert sdar.checkpoint("sdar-8b-chat-B32").block_size == 32
+    assert sdar.checkpoint("SDAR-8B-Chat").block_size is None
+    assert llada2.checkpoint("LLaDA2.1-mini").rule == "llada2.1"
+    assert llada2.checkpoint("LLaDA2.0-mini").rule is None
+    assert llada2.checkpoint("LLaDA2.2-flash") is None
 
 
 def test_abstract_has_the_shapes_of_the_real_network():
@@ -160,5 +233,7 @@ def test_sdar_8b_has_exactly_its_published_tensors():
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     shapes = registry.parameters(registry.abstract(config, jnp.bfloat16))
     family = registry.family_of(config)
-    assert {family.tensor_name(path)[0] for path in shapes} == set(index["weight_map"])
+    names = {family.stored(config, path)[1][0].name for path in shapes}
+    layers = [name.replace("{i}", str(i)) for name in names for i in range(config.num_layers)]
+    assert set(layers) == set(index["weight_map"])
     assert sum(2 * shape.size for shape in shapes.values()) == index["metadata"]["total_size"]

@@ -16,6 +16,7 @@ from herald_jax.cli.convert import convert
 from herald_jax.cli.demo import demo
 from herald_jax.cli.doctor import doctor
 from herald_jax.cli.generate import generate
+from herald_jax.cli.models import models
 from herald_jax.cli.plan import plan
 
 app = typer.Typer(
@@ -43,7 +44,7 @@ def _guarded(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-for command in (generate, demo, convert, plan, doctor):
+for command in (generate, demo, convert, models, plan, doctor):
     app.command()(_guarded(command))
 
 

@@ -54,17 +54,6 @@ class MemoryPlan:
         return self.host_pool + self.staging
 
 
-def parameter_count(config: ModelConfig) -> int:
-    """Parameters of a dense decoder of this shape."""
-    hidden, dim = config.hidden_size, config.head_dim
-    attention = hidden * dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    norms = 2 * hidden + (2 * dim if config.qk_norm else 0)
-    bias = dim * (config.num_heads + 2 * config.num_kv_heads) if config.attention_bias else 0
-    layer = attention + norms + bias + 3 * hidden * config.intermediate_size
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return config.num_layers * layer + embeddings + hidden
-
-
 def cache_shape(
     config: ModelConfig,
     *,
@@ -118,13 +107,18 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     itemsize = shape.dtype.itemsize
     block, slots = config.block_size, shape.slots
     tokens = max(slots * (2 * block + 1), prefill_chunk)
-    activations = tokens * (4 * config.hidden_size + 2 * config.intermediate_size) * itemsize
+    width = 2 * config.intermediate_size
+    if config.experts is not None:
+        # Every chosen expert has its own copy of the token, its inner row, and its answer in fp32.
+        each = 3 * config.hidden_size + 2 * config.experts.intermediate_size
+        width = max(width, config.experts.per_token * each)
+    activations = tokens * (4 * config.hidden_size + width) * itemsize
     logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
     entry = 2 * config.num_kv_heads * config.head_dim * itemsize
     rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
     scores = SCORE_COPIES * config.num_heads * prefill_chunk * rows * 4
     return MemoryPlan(
-        weights=parameter_count(config) * itemsize,
+        weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
         pools=shape.pool_bytes + shape.incoming_bytes,
         prefill=config.num_layers * entry * rows,

@@ -1,4 +1,4 @@
-"""What a model family is: its Hugging Face words, its constants, and what it was checked against."""
+"""What a model family is: its Hugging Face words, its constants, what it was checked against."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .torch_networks import TinyNetwork, build, run, store
+from .torch_checkpoints import store
+from .torch_networks import TinyNetwork, build, run
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 NETWORKS = {
@@ -23,6 +24,11 @@ NETWORKS = {
     "llama_b8_bf16": TinyNetwork(
         "llama", block_size=8, heads=4, kv_heads=1, dtype="bfloat16", layers=3
     ),
+    "llada2_b8": TinyNetwork(
+        "llada2_moe", block_size=8, head_dim=16, hidden=48, layers=3, vocab=97, shards=2
+    ),
+    "sdar_moe_b4_yarn": TinyNetwork("sdar_moe", experts=8, experts_per_token=3, yarn=True),
+    "fast_dllm_v2_b8_tied": TinyNetwork("Fast_dLLM_Qwen", block_size=8, kv_heads=1, tied=True),
 }
 
 

@@ -5,14 +5,33 @@ The independent reference: nothing here comes from herald_jax.
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+#: model_type of the checkpoint -> the class that computes the same.
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "sdar": (Qwen3ForCausalLM, Qwen3Config),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+    "llama": (LlamaForCausalLM, LlamaConfig),
+    "sdar_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig),
+    "Fast_dLLM_Qwen": (Qwen2ForCausalLM, Qwen2Config),
+    "llada2_moe": (Glm4MoeForCausalLM, Glm4MoeConfig),
+}
 
 
 @dataclass(frozen=True)
@@ -30,17 +49,57 @@ class TinyNetwork:
     vocab: int = 53
     tied: bool = False
     rope_theta: float = 1e4
+    yarn: bool = False
     dtype: str = "float32"
     shards: int = 1
+    experts: int = 16
+    experts_per_token: int = 4
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """transformers' ``rope_parameters``, but for the base."""
+        if not self.yarn:
+            return {"rope_type": "default"}
+        return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+    @property
+    def mixture(self) -> dict[str, Any]:
+        """What the configuration classes call the mixture of experts."""
+        common = {
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+        }
+        if self.model_type == "sdar_moe":
+            return common | {
+                "num_experts": self.experts,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            }
+        if self.model_type == "llada2_moe":
+            return common | {
+                "n_routed_experts": self.experts,
+                "n_shared_experts": 1,
+                "n_group": 4,
+                "topk_group": 2,
+                "first_k_dense_replace": 1,
+                "routed_scaling_factor": 2.5,
+                "use_qk_norm": True,
+                "attention_bias": False,
+            }
+        return {}
 
 
 def build(tiny: TinyNetwork, seed: int) -> torch.nn.Module:
-    """A network with weights large enough, and norms far enough from 1, for mistakes to show."""
-    kind, config_kind = (
-        (LlamaForCausalLM, LlamaConfig)
-        if tiny.model_type == "llama"
-        else (Qwen3ForCausalLM, Qwen3Config)
-    )
+    """A network with weights large enough, and norms far enough from 1, for mistakes to show.
+
+    The bias by which LLaDA2 chooses experts is strongly negative, so that experts of groups that
+    were not kept would win if they were given zero.
+    """
+    kind, config_kind = CLASSES[tiny.model_type]
+    rope = tiny.rope | {"rope_theta": tiny.rope_theta}
+    if tiny.model_type == "llada2_moe":
+        rope |= {"partial_rotary_factor": 0.5}
     config = config_kind(
         vocab_size=tiny.vocab,
         hidden_size=tiny.hidden,
@@ -51,24 +110,48 @@ def build(tiny: TinyNetwork, seed: int) -> torch.nn.Module:
         head_dim=tiny.head_dim,
         max_position_embeddings=1024,
         rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": tiny.rope_theta},
+        rope_parameters=rope,
         tie_word_embeddings=tiny.tied,
         attn_implementation="sdpa",
+        **tiny.mixture,
     )
     model = kind(config).eval()
     generator = torch.Generator().manual_seed(seed)
+
+    def fill(name: str, weight: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(weight.shape, generator=generator)
+        if "correction_bias" in name:
+            return 0.8 * noise - 1
+        if weight.ndim == 1:
+            return 1 + 0.3 * noise
+        scale = 0.7 if "embed" in name else 1.3 / weight.shape[-1] ** 0.5
+        # Rounded first, so that a bfloat16 checkpoint holds exactly these numbers.
+        return (scale * noise).to(getattr(torch, tiny.dtype)).float()
+
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            if weight.ndim == 1:
-                value = 1 + 0.3 * noise
-            elif "embed" in name:
-                value = 0.7 * noise
-            else:
-                value = noise * 1.3 / weight.shape[1] ** 0.5
-            # Rounded first, so that a bfloat16 checkpoint holds exactly these numbers.
+            value = fill(name, weight)
             weight.copy_(value.to(getattr(torch, tiny.dtype)).float())
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.copy_(fill(name, buffer))
     return model
+
+
+def logits(model: torch.nn.Module, tokens: np.ndarray, block: int, **more: Any) -> Any:
+    """One uncached pass over int [N, S] under the block-causal mask; what the class returns."""
+    length = tokens.shape[1]
+    at = torch.arange(length) // block
+    seen = at[None, :] <= at[:, None]
+    mask = torch.where(seen, 0.0, float("-inf"))[None, None].expand(tokens.shape[0], 1, -1, -1)
+    with torch.no_grad():
+        return model(
+            input_ids=torch.tensor(tokens),
+            attention_mask=mask.to(next(model.parameters()).dtype),
+            position_ids=torch.arange(length)[None].expand(tokens.shape[0], -1),
+            use_cache=False,
+            **more,
+        ).logits.float()
 
 
 def run(model: torch.nn.Module, tokens: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,43 +165,14 @@ def run(model: torch.nn.Module, tokens: np.ndarray, block: int) -> tuple[np.ndar
                 lambda _m, _i, out: hidden.append(out[0] if isinstance(out, tuple) else out)
             )
         )
-    length = tokens.shape[1]
-    at = torch.arange(length) // block
-    seen = at[None, :] <= at[:, None]
-    mask = torch.where(seen, 0.0, float("-inf"))[None, None].expand(tokens.shape[0], 1, -1, -1)
-    with torch.no_grad():
-        logits = model(
-            input_ids=torch.tensor(tokens),
-            attention_mask=mask,
-            position_ids=torch.arange(length)[None].expand(tokens.shape[0], -1),
-            use_cache=False,
-        ).logits
+    scores = logits(model, tokens, block)
     for hook in hooks:
         hook.remove()
-    return torch.stack(hidden).numpy(), logits.numpy()
+    return torch.stack(hidden).numpy(), scores.numpy()
 
 
-def store(model: torch.nn.Module, tiny: TinyNetwork, folder: Path) -> None:
-    """Saves it as its authors would: safetensors by the library, and their style of config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    size = sum(weight.numel() for weight in model.parameters()) * 4
-    shard = size if tiny.shards == 1 else size // tiny.shards
-    # A copy, since casting also rounds the RoPE frequencies, which no checkpoint holds.
-    copy.deepcopy(model).to(getattr(torch, tiny.dtype)).save_pretrained(
-        folder, max_shard_size=int(shard)
-    )
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    if tiny.model_type == "sdar":
-        # SDAR's files predate rope_parameters.
-        config.pop("rope_parameters", None)
-        config |= {"rope_theta": tiny.rope_theta, "rope_scaling": None}
-        config["architectures"] = ["SDARForCausalLM"]
-    config |= {
-        "model_type": tiny.model_type,
-        "block_size": tiny.block_size,
-        "mask_token_id": tiny.vocab - 1,
-        "herald": {"stop_token_ids": [tiny.vocab - 2]},
-    }
-    path.write_text(json.dumps(config, indent=1) + "\n")
+def halved(model: torch.nn.Module) -> torch.nn.Module:
+    """The network with bfloat16 parameters; buffers stay, as transformers keeps them on loading."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+    return model

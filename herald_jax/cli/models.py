@@ -1,0 +1,156 @@
+"""``herald models``: the families and checkpoints this version knows, straight from the registry."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from herald_jax.cli.console import Refused
+from herald_jax.cli.options import Json
+
+if TYPE_CHECKING:
+    from herald_jax.models.family import Family
+
+
+def models(
+    as_json: Json = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown tables, as the documentation has.")
+    ] = False,
+) -> None:
+    """List model families, the checkpoints known by name, and what was verified.
+
+    A folder of any supported family can be converted, whatever its name. A known name tells what
+    config.json leaves out: the block size of SDAR's variants, the generation rule of LLaDA2.1.
+    Examples:
+
+    herald models
+
+    herald models --json
+    """
+    if as_json and markdown:
+        raise Refused("--json and --markdown exclude each other: give one of them")
+    from herald_jax.models.registry import FAMILIES
+
+    described = [describe(family) for family in FAMILIES.values()]
+    if as_json:
+        typer.echo(json.dumps({"families": described}))
+    elif markdown:
+        typer.echo("\n".join(markdown_lines(described)))
+    else:
+        _print(described)
+
+
+def describe(family: Family) -> dict[str, Any]:
+    """A family as plain JSON values."""
+    return {
+        "family": family.name,
+        "title": family.title,
+        "model_types": list(family.model_types),
+        "block_size": family.block_size,
+        "mask_token_id": family.mask_token_id,
+        "stop_token_ids": None if family.stop_token_ids is None else list(family.stop_token_ids),
+        "rule": family.rule,
+        "verified": {
+            "oracle": family.verified.oracle,
+            "tolerance": family.verified.tolerance,
+        },
+        "checkpoints": [
+            {
+                "name": one.name,
+                "parameters": one.parameters,
+                "block_size": one.block_size or family.block_size,
+                "rule": one.rule or family.rule,
+            }
+            for one in family.checkpoints
+        ],
+    }
+
+
+FAMILY_TITLES = (
+    "family",
+    "networks",
+    "model_type",
+    "block",
+    "mask id",
+    "stop ids",
+    "rule",
+    "logits equal",
+)
+CHECKPOINT_TITLES = ("checkpoint", "family", "parameters", "block", "rule")
+
+
+def family_rows(described: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row of ``FAMILY_TITLES`` for each family."""
+    return [
+        (
+            one["family"],
+            one["title"],
+            ", ".join(one["model_types"]),
+            _or_file(one["block_size"]),
+            _or_file(one["mask_token_id"]),
+            _or_file(one["stop_token_ids"] and ", ".join(map(str, one["stop_token_ids"]))),
+            one["rule"],
+            f"{one['verified']['oracle']} within {one['verified']['tolerance']:g} (fp32)",
+        )
+        for one in described
+    ]
+
+
+def checkpoint_rows(described: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row of ``CHECKPOINT_TITLES`` for each published checkpoint."""
+    return [
+        (
+            each["name"],
+            one["family"],
+            f"{each['parameters'] / 1e9:.2f} B",
+            str(each["block_size"]),
+            each["rule"],
+        )
+        for one in described
+        for each in one["checkpoints"]
+    ]
+
+
+def _or_file(value: object) -> str:
+    return "of config.json" if value is None else str(value)
+
+
+def markdown_lines(described: list[dict[str, Any]]) -> list[str]:
+    """Both tables in Markdown."""
+    lines: list[str] = []
+    tables = (
+        (FAMILY_TITLES, family_rows(described)),
+        (CHECKPOINT_TITLES, checkpoint_rows(described)),
+    )
+    for titles, rows in tables:
+        lines += [
+            "",
+            *(f"| {' | '.join(row)} |" for row in (titles, ("---",) * len(titles), *rows)),
+        ]
+    return lines[1:]
+
+
+def _print(described: list[dict[str, Any]]) -> None:
+    # Wide enough for every column where stdout is a file.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    for title, titles, rows in (
+        ("Families", FAMILY_TITLES, family_rows(described)),
+        ("Checkpoints known by name", CHECKPOINT_TITLES, checkpoint_rows(described)),
+    ):
+        table = Table(title=title)
+        for name in titles:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(
+        "Logits were compared on random networks through `herald convert`; published weights were "
+        "not at hand.",
+        highlight=False,
+    )
