@@ -1,4 +1,4 @@
-"""``herald models``: the families and checkpoints this version knows, straight from the registry."""
+"""``herald models``: the families and checkpoints this version knows, from the registry."""
 
 from __future__ import annotations
 
