@@ -1,4 +1,4 @@
-"""Checkpoints of this project: Orbax arrays, one item a layer, beside plain JSON descriptions.
+"""Checkpoints of this project: Orbax arrays in items of bounded size, beside plain JSON files.
 
 A checkpoint is a directory::
 
@@ -7,6 +7,7 @@ A checkpoint is a directory::
     tokenizer files         copied unchanged
     params/embed            one Orbax item for the embedding,
     params/layer_000 ...    one for each layer,
+    params/layer_001_experts_gate ...   where it has experts, one for each kind of theirs,
     params/final            and one for the final norm and the head
 
 so that saving and restoring hold no more than one item in host memory. It is written beside its
@@ -54,9 +55,11 @@ Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding]
 
 def item_of(path: str) -> str:
     """The Orbax item that holds the parameter at a dotted path."""
-    first, _, rest = path.partition(".")
+    first, *rest = path.split(".")
     if first == "layers":
-        return f"layer_{int(rest.partition('.')[0]):03d}"
+        layer = f"layer_{int(rest[0]):03d}"
+        # The experts of a layer together are many times as large as anything else.
+        return f"{layer}_experts_{rest[3]}" if rest[1:3] == ["mlp", "experts"] else layer
     return "embed" if first == "embedding" else "final"
 
 
