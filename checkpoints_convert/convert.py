@@ -29,6 +29,7 @@ def convert(
     *,
     dtype: str = "bfloat16",
     block_size: int | None = None,
+    rule: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ConversionReport:
@@ -43,6 +44,7 @@ def convert(
       dtype: "bfloat16" or "float32", of the written arrays; bfloat16 sources are kept bit by bit,
         and routers' biases are float32 whatever is asked for.
       block_size: B to decode with, instead of the checkpoint's own.
+      rule: name of the generation rule to decode by, instead of the checkpoint's own.
       force: replace a checkpoint at ``out``.
       progress: called after every item.
 
@@ -60,7 +62,7 @@ def convert(
     checkpoint.check_dtype(dtype)
     check_target(out, force=force)
     check_apart(src, out)
-    source = open_folder(src, dtype=dtype, block_size=block_size)
+    source = open_folder(src, dtype=dtype, block_size=block_size, rule=rule)
     parameters = source.parameters
     items = checkpoint.by_item(parameters)
     sizes = [sum(parameters[path].nbytes for path in paths) for paths in items.values()]

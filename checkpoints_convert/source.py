@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from checkpoints_convert.names import configure
 from checkpoints_convert.report import ConversionError
 from checkpoints_convert.shards import Inventory, StoredTensor, take_inventory
 from herald_jax.checkpoint_folder import CheckpointError
@@ -103,7 +104,7 @@ class Source:
       hf: its config.json.
       config: the network; ``dtype``: of its weights as they are read.
       parameters: by dotted path, in module order.
-      notes: what was decided where the folder contradicts itself.
+      notes: what the folder's name decided, and what was decided where it contradicts itself.
     """
 
     folder: Path
@@ -114,29 +115,46 @@ class Source:
     notes: tuple[str, ...]
 
 
-def open_folder(folder: Path, *, dtype: str, block_size: int | None = None) -> Source:
+def open_folder(
+    folder: Path,
+    *,
+    dtype: str | None = None,
+    block_size: int | None = None,
+    rule: str | None = None,
+) -> Source:
     """Opens a folder and finds every parameter in it.
 
     ``config.json`` is read as data; code that it names (``auto_map``) is not run.
 
     Args:
       folder: a folder with ``config.json`` and one or more safetensors files.
-      dtype: "bfloat16" or "float32", of the weights; routers' biases stay float32.
-      block_size: B to decode with, instead of the checkpoint's own.
+      dtype: "bfloat16" or "float32", of the weights; routers' biases stay float32. None takes
+        float32 if every tensor is stored so, else bfloat16.
+      block_size, rule: how to decode, instead of what the checkpoint and its name say.
 
     Raises:
-      CheckpointError: the folder cannot be read.
+      CheckpointError: the folder cannot be read, or its weights are quantised.
       ValueError: the network is of no supported family or kind.
       ConversionError: all missing, unexpected, mis-shaped and unreadable tensors, at once.
     """
     hf = read_hf_config(folder)
-    config = registry.from_hf(hf, block_size=block_size)
+    config, named = configure(hf, folder, block_size=block_size, rule=rule)
     try:
         inventory = take_inventory(folder)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {folder}: {error}") from error
-    config, notes = _settle_head(config, inventory)
-    return Source(folder, hf, config, dtype, _match(folder, config, dtype, inventory), notes)
+    if inventory.quantised:
+        raise CheckpointError(
+            f"{folder} has {sum(inventory.quantised.values())} tensors of dtype "
+            f"{', '.join(inventory.quantised)}: quantised checkpoints are not supported; use the "
+            "bfloat16 one"
+        )
+    if dtype is None:
+        single = all(tensor.dtype == "F32" for tensor in inventory.tensors.values())
+        dtype = "float32" if single else "bfloat16"
+    config, settled = _settle_head(config, inventory)
+    parameters = _match(folder, config, dtype, inventory)
+    return Source(folder, hf, config, dtype, parameters, (*named, *settled))
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
