@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", metavar="OUT", help="checkpoint directory to create")
     parser.add_argument("--dtype", default="bfloat16", help=" or ".join(DTYPES))
     parser.add_argument("--block-size", type=int, help="decode by blocks of this size instead")
+    parser.add_argument("--rule", help="decode by this generation rule instead")
     parser.add_argument("--force", action="store_true", help="replace a checkpoint at OUT")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args(argv)
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.out,
             dtype=options.dtype,
             block_size=options.block_size,
+            rule=options.rule,
             force=options.force,
             progress=_show,
         )

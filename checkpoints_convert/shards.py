@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
 }
+#: How the names of dtypes begin that say nothing without scales beside them.
+_QUANTISED = ("F8", "F6", "F4")
 _LARGEST_HEADER = 100 << 20
 _INDEX = "model.safetensors.index.json"
 
@@ -53,11 +56,13 @@ class Inventory:
       tensors: readable tensors by name.
       unreadable: names that the index or a header lists but that cannot be read.
       problems: one phrase for each thing wrong with the files.
+      quantised: how many tensors are of each quantised dtype.
     """
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
+    quantised: Counter[str] = field(default_factory=Counter)
 
 
 def take_inventory(source: Path) -> Inventory:
@@ -131,7 +136,10 @@ def _add_file(inventory: Inventory, file: Path) -> set[str] | None:
             inventory.problems.append(f"{file.name}: the header entry of {name} is malformed")
             inventory.unreadable.add(name)
             continue
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype.startswith(_QUANTISED):
+            inventory.quantised[tensor.dtype] += 1
+            inventory.unreadable.add(name)
+        elif tensor.dtype not in DTYPES:
             inventory.problems.append(
                 f"{name}: dtype {tensor.dtype} is not supported ({', '.join(DTYPES)} are)"
             )

@@ -1,4 +1,4 @@
-"""Checkpoints of this project: Orbax arrays, one item a layer, beside plain JSON descriptions.
+"""Checkpoints of this project: Orbax arrays in items of bounded size, beside plain JSON files.
 
 A checkpoint is a directory::
 
@@ -7,6 +7,7 @@ A checkpoint is a directory::
     tokenizer files         copied unchanged
     params/embed            one Orbax item for the embedding,
     params/layer_000 ...    one for each layer,
+    params/layer_001_experts_gate ...   where it has experts, one for each kind of theirs,
     params/final            and one for the final norm and the head
 
 so that saving and restoring hold no more than one item in host memory. It is written beside its
@@ -28,8 +29,15 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from herald_jax import checkpoint_published
 from herald_jax.checkpoint_folder import CheckpointError as CheckpointError
-from herald_jax.checkpoint_folder import building, first_line, storing, uninterrupted
+from herald_jax.checkpoint_folder import (
+    building,
+    first_line,
+    is_hugging_face,
+    storing,
+    uninterrupted,
+)
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.decoder import Decoder
@@ -54,9 +62,11 @@ Placement = Sharding | Callable[[str, tuple[int, ...]], Sharding]
 
 def item_of(path: str) -> str:
     """The Orbax item that holds the parameter at a dotted path."""
-    first, _, rest = path.partition(".")
+    first, *rest = path.split(".")
     if first == "layers":
-        return f"layer_{int(rest.partition('.')[0]):03d}"
+        layer = f"layer_{int(rest[0]):03d}"
+        # The experts of a layer together are many times as large as anything else.
+        return f"{layer}_experts_{rest[3]}" if rest[1:3] == ["mlp", "experts"] else layer
     return "embed" if first == "embedding" else "final"
 
 
@@ -172,19 +182,17 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
     """The configuration and the stored dtype of a checkpoint, without its arrays.
 
     Raises:
-      CheckpointError: ``path`` is not a checkpoint of this format.
+      CheckpointError: ``path`` is no checkpoint, of this project or of Hugging Face.
     """
     path = Path(path)
+    if is_hugging_face(path):
+        source = checkpoint_published.open_published(path)
+        return source.config, source.dtype
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; make it with `herald convert SRC {path}`")
     header_path = path / "herald.json"
     if not header_path.is_file():
-        convert = (
-            f"; it is a Hugging Face checkpoint: convert it with `herald convert {path} OUT`"
-            if (path / "config.json").is_file()
-            else ""
-        )
-        raise CheckpointError(f"{path} is not a herald checkpoint (no herald.json){convert}")
+        raise CheckpointError(f"{path} is not a checkpoint (no herald.json)")
     try:
         header = json.loads(header_path.read_text(encoding="utf-8"))
         version = header["format"]
@@ -211,7 +219,7 @@ def load(
     """Restores a network straight onto its devices, item by item.
 
     Args:
-      path: a checkpoint directory.
+      path: a checkpoint directory, or a Hugging Face folder that was not converted.
       dtype: "bfloat16" or "float32"; the stored one if not given.
       sharding: where parameters go; the first device if not given.
 
@@ -222,19 +230,21 @@ def load(
       CheckpointError: there is no whole checkpoint at ``path``, or ``dtype`` is unknown.
     """
     path = Path(path).absolute()
+    if dtype is not None:
+        check_dtype(dtype)
+    place = placement(sharding)
+    if is_hugging_face(path):
+        source = checkpoint_published.open_published(path, dtype)
+        skeleton = registry.abstract(source.config, jnp.dtype(source.dtype))
+        return source.config, registry.assemble(skeleton, checkpoint_published.read(source, place))
     config, stored = read_config(path)
-    check_dtype(dtype or stored)
-    kind = jnp.dtype(dtype or stored)
-    place = sharding or SingleDeviceSharding(jax.devices()[0])
-    skeleton = registry.abstract(config, kind)
+    skeleton = registry.abstract(config, jnp.dtype(dtype or stored))
     shapes = registry.parameters(skeleton)
     values: dict[str, jax.Array] = {}
     for item, paths in by_item(shapes).items():
         wanted = {
             name: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-                shapes[name].shape,
-                shapes[name].dtype,
-                sharding=place if isinstance(place, Sharding) else place(name, shapes[name].shape),
+                shapes[name].shape, shapes[name].dtype, sharding=place(name, shapes[name].shape)
             )
             for name in paths
         }
@@ -252,6 +262,14 @@ def load(
                 f"({first_line(error)}); convert it again"
             ) from error
     return config, registry.assemble(skeleton, values)
+
+
+def placement(sharding: Placement | None) -> Callable[[str, tuple[int, ...]], Sharding]:
+    """Where every parameter goes; the first device if nothing is said."""
+    if callable(sharding):
+        return sharding
+    everywhere = sharding or SingleDeviceSharding(jax.devices()[0])
+    return lambda _path, _shape: everywhere
 
 
 def check_dtype(dtype: str) -> None:

@@ -26,6 +26,12 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be written or read; the message is one sentence."""
 
 
+def is_hugging_face(path: Path) -> bool:
+    """Whether a folder holds a checkpoint as it was published, not one of this project."""
+    others = (path / "herald.json", path / "params")
+    return (path / "config.json").is_file() and not any(other.exists() for other in others)
+
+
 def check_target(path: Path, *, force: bool) -> None:
     """Refuses a path that no checkpoint may be written to.
 

@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
+from herald_jax.checkpoint_folder import is_hugging_face
 from herald_jax.cli.console import Interrupted, Progress, Refused, note, refusals
 from herald_jax.cli.options import Dtype, Json
+
+
+def hint_to_convert(model: str) -> None:
+    """Says that a folder is read as it was published, which takes longer than a converted one."""
+    if is_hugging_face(Path(model)):
+        note(f"reading Hugging Face format; `herald convert {model} OUT` makes later starts faster")
 
 
 def convert(
@@ -27,12 +34,21 @@ def convert(
             help="Positions decoded together.",
         ),
     ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the checkpoint's own",
+            help="Generation rule to decode by.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at OUT.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert a Hugging Face checkpoint, one layer in memory at a time.
+    """Convert a Hugging Face checkpoint, a few parameters in memory at a time.
 
-    Nothing is downloaded and no code of the checkpoint runs. Examples:
+    Nothing is downloaded and no code of the checkpoint runs. A published checkpoint is known by
+    its folder's name: SDAR-8B-Chat-b32 decodes by blocks of 32. Examples:
 
     herald convert SDAR-8B-Chat sdar-8b
 
@@ -49,6 +65,7 @@ def convert(
                 out,
                 dtype=dtype.value,
                 block_size=block_size,
+                rule=rule,
                 force=force,
                 progress=lambda done, total, item: progress("items", done, total),
             )

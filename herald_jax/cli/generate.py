@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from herald_jax.cli.console import Refused, note, refusals
+from herald_jax.cli.convert import hint_to_convert
 from herald_jax.cli.delivery import Delivery
 from herald_jax.cli.options import (
     MOST_TOKENS,
@@ -210,6 +211,7 @@ def generate(
             device_memory=device_bytes,
             host_memory=host_bytes,
         )
+        hint_to_convert(model)
         engine = Engine.from_checkpoint(model, config, dtype=None if dtype is None else dtype.value)
         stack.callback(engine.close)
         run = Delivery(

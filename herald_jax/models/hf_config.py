@@ -130,9 +130,13 @@ def refuse_other_attention(hf: Mapping[str, Any]) -> None:
             f"config.json: layer_types {others[:3]} is not supported; it must be "
             "full_attention only"
         )
-    for key, wanted in (("use_sliding_window", "false"), ("quantization_config", "absent")):
-        if hf.get(key):
-            raise ValueError(f"config.json: {key} is not supported; it must be {wanted}")
+    if hf.get("use_sliding_window"):
+        raise ValueError("config.json: use_sliding_window is not supported; it must be false")
+    if hf.get("quantization_config"):
+        raise ValueError(
+            "config.json: quantization_config is not supported: use the bfloat16 checkpoint, not a "
+            "quantised one"
+        )
 
 
 def partial_rotation(hf: Mapping[str, Any]) -> float:
