@@ -67,7 +67,7 @@ class TinyNetwork:
         """What the configuration classes call the mixture of experts."""
         common = {
             "num_experts_per_tok": self.experts_per_token,
-            "moe_intermediate_size": 20,
+            "moe_intermediate_size": 24,
             "norm_topk_prob": True,
         }
         if self.model_type == "sdar_moe":
