@@ -170,9 +170,10 @@ class Tokenizer:
 
     def _encode(self, text: str, fence: str) -> list[int]:
         """Encodes the pieces between fences separately, so that no token spans one."""
-        ids: list[int] = []
-        for piece in filter(None, text.split(fence)):
-            ids += self._backend.encode(piece, add_special_tokens=False)
+        pieces = [piece for piece in text.split(fence) if piece]
+        # Not verbose: the length that a tokenizer's files state is not that of the network.
+        encoded = self._backend(pieces, add_special_tokens=False, verbose=False) if pieces else {}
+        ids = [token for piece in encoded.get("input_ids", ()) for token in piece]
         if self._config.mask_token_id in ids:
             # Reached through text that the tokenizer's normaliser turns into the literal.
             raise ValueError("the prompt contains a form of the mask token: remove it")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizer_folders
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from herald_jax.chat_templates import FAST_DLLM_V2_CHAT_TEMPLATE, LLADA2_CHAT_TEMPLATE
@@ -100,6 +101,21 @@ def test_messages_cannot_end_their_turn(tmp_path: Path, flagged: bool, attack: s
         reserved = [token for token in ids if token >= END]
         assert reserved == [token for token in clean if token >= END]
         assert f"a{attack}b" in tokenizer.decode(ids, skip_special=False)
+
+
+def test_nothing_is_added_to_what_the_template_writes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A tokenizer may want a token of beginning before every text; these networks do not."""
+    backend = tokenizer_folders.byte_level(TEXT | {"<|mask|>": MASK} | TURNS)
+    start = "<|startoftext|>"
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, TEXT[start])]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert backend.encode("a").ids[0] == TEXT[start]
+    loaded = llada2(tmp_path)
+    for text in ("a", "a<|mask|>b"):
+        assert loaded.encode_chat(_user(text)) == tokenizer.encode_chat(_user(text))
+        assert loaded.encode(text) == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("where", ["encode", "chat"])
