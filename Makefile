@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Test processes; tests mostly wait for the compiler, which they share through a cache.
 WORKERS ?= -n logical --maxprocesses 8
+TESTS = tests
+# Bounds beyond those of pyproject.toml, as in PINS='transformers<5'.
+PINS =
 NATIVE := $(wildcard host_kernels/src/*.cc host_kernels/src/*.h)
 RECIPE := pyproject.toml CMakeLists.txt $(NATIVE)
 CXX_FILES := $(NATIVE) $(wildcard host_kernels/tests/*.cc host_kernels/tests/*.h)
@@ -13,14 +16,14 @@ extra = $$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pypr
   "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) >$(VENV)/$(1).txt && \
   echo $(VENV)/$(1).txt)
 
-.PHONY: demo test lint native-test oracle clean compiler
+.PHONY: demo test lint native-test oracle transformers4 clean compiler
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.base
 	$(BIN)/herald demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not oracle and not gpu" $(WORKERS) tests
+	$(BIN)/python -m pytest -m "not oracle and not gpu" $(WORKERS) $(TESTS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
@@ -34,8 +37,13 @@ native-test: $(VENV)/.native compiler
 oracle: $(VENV)/.oracle
 	$(BIN)/python -m pytest -m oracle $(WORKERS) tests
 
+# What reads tokenizers, with the other major version of transformers, in a venv of its own.
+transformers4:
+	$(MAKE) test VENV=$(VENV)-transformers4 PINS='transformers>=4.57,<5' \
+	  TESTS="$(wildcard tests/test_tokenizer*.py tests/test_chat*.py)"
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-transformers4 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 compiler:
 	@echo 'static_assert(__cplusplus >= 201703L, "");' | \
@@ -51,7 +59,7 @@ $(VENV)/.made:
 
 # Installed again only when the recipe or the native sources have changed.
 $(VENV)/.base: $(VENV)/.made $(RECIPE) | compiler
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable . $(if $(PINS),'$(PINS)')
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from herald_jax.chat import check_messages, refuse_dropped, render
 from herald_jax.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -20,8 +22,15 @@ if TYPE_CHECKING:
 class Tokenizer:
     """A byte-level BPE tokenizer with the reserved tokens of one network."""
 
-    def __init__(self, backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:
-        """Wraps a loaded tokenizer; ``from_directory`` is the usual way.
+    def __init__(
+        self,
+        backend: PreTrainedTokenizerBase,
+        config: ModelConfig,
+        *,
+        chat_template: str | None = None,
+        mask_literal: str | None = None,
+    ) -> None:
+        """Wraps a loaded tokenizer; ``from_directory`` is the usual way, and takes the same.
 
         Raises:
           ValueError: the tokenizer and the network disagree.
@@ -35,18 +44,32 @@ class Tokenizer:
                 f"the tokenizer has token id {largest} but the network's vocabulary ends at "
                 f"{config.vocab_size - 1}: tokenizer and checkpoint do not belong together"
             )
+        _check_mask_literal(backend, config, mask_literal)
+        if backend.chat_template is None:
+            backend.chat_template = chat_template
         masks = {str(token) for i, token in added.items() if i == config.mask_token_id}
         special = {str(token) for token in added.values() if token.special}
         self._mask_text = _any_of(masks)
-        self._special_text = _any_of(masks | special)
+        self._added = {str(token) for token in added.values()}
+        self._reserved = masks | special
 
     @classmethod
-    def from_directory(cls, path: str | Path, config: ModelConfig) -> Tokenizer:
+    def from_directory(
+        cls,
+        path: str | Path,
+        config: ModelConfig,
+        *,
+        chat_template: str | None = None,
+        mask_literal: str | None = None,
+    ) -> Tokenizer:
         """Loads ``tokenizer.json``, or else ``vocab.json`` and ``merges.txt``, of a directory.
 
         Args:
           path: a checkpoint directory.
           config: the network the ids are for.
+          chat_template: Jinja to use when the directory has no chat template.
+          mask_literal: how this family spells the mask; the tokenizer must know it under the
+            network's mask id. None where a family's own files do not agree on a spelling.
 
         Raises:
           ValueError: the files are missing, unreadable, or belong to another network.
@@ -71,7 +94,7 @@ class Tokenizer:
         except Exception as error:
             # The tokenizers library raises bare Exception for malformed files.
             raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
-        return cls(backend, config)
+        return cls(backend, config, chat_template=chat_template, mask_literal=mask_literal)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with nothing added before or after.
@@ -89,39 +112,31 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation, ending where the assistant's answer begins.
 
-        Only the chat template writes special tokens: what stands in the messages is text.
+        Only the chat template writes special tokens and turns: what stands in the messages is
+        text.
 
         Args:
           messages: each with "role" and "content" (both strings), oldest first.
           enable_thinking: handed to templates that know it; left out if None.
 
         Raises:
-          ValueError: there is no chat template, or it refuses the messages.
+          ValueError: there is no chat template, it refuses a message or would leave one out, or
+            a message is not what it should be.
         """
         if self._backend.chat_template is None:
             raise ValueError(
                 "the checkpoint has no chat template (chat_template.jinja): use a plain prompt"
             )
-        for index, message in enumerate(messages):
-            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                raise ValueError(f'message {index} needs "role" and "content", both strings')
-        everything = "".join(message["content"] for message in messages)
-        _, fence = _fence(everything, self._special_text)
+        checked = check_messages(messages)
+        everything = "".join(message["content"] for message in checked)
+        _, fence = _fence(everything, self._chat_text)
         fenced = [
-            {**message, "content": _fence(message["content"], self._special_text, fence)[0]}
-            for message in messages
+            {**message, "content": _fence(message["content"], self._chat_text, fence)[0]}
+            for message in checked
         ]
-        options: dict[str, Any] = (
-            {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        )
-        try:
-            text = self._backend.apply_chat_template(
-                fenced, tokenize=False, add_generation_prompt=True, **options
-            )
-        except Exception as error:
-            # Templates are programs of their own and raise what they like.
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
-        return self._encode(str(text), fence)
+        text = render(self._backend, fenced, enable_thinking=enable_thinking)
+        refuse_dropped(self._backend, checked, enable_thinking=enable_thinking)
+        return self._encode(text, fence)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids, without special tokens unless asked for."""
@@ -138,11 +153,27 @@ class Tokenizer:
         """
         return check_ids(ids, self._config)
 
+    @cached_property
+    def _chat_text(self) -> re.Pattern[str]:
+        """What a message must not write: reserved tokens and the marks of a turn.
+
+        A tokenizer may not flag the latter special, so they are read off an empty turn.
+        """
+        try:
+            turn = render(
+                self._backend, [{"role": "user", "content": ""}], add_generation_prompt=False
+            )
+        except ValueError:
+            # A template that refuses this conversation; the flags have to do.
+            turn = ""
+        return _any_of(self._reserved | {literal for literal in self._added if literal in turn})
+
     def _encode(self, text: str, fence: str) -> list[int]:
         """Encodes the pieces between fences separately, so that no token spans one."""
-        ids: list[int] = []
-        for piece in filter(None, text.split(fence)):
-            ids += self._backend.encode(piece, add_special_tokens=False)
+        pieces = [piece for piece in text.split(fence) if piece]
+        # Not verbose: the length that a tokenizer's files state is not that of the network.
+        encoded = self._backend(pieces, add_special_tokens=False, verbose=False) if pieces else {}
+        ids = [token for piece in encoded.get("input_ids", ()) for token in piece]
         if self._config.mask_token_id in ids:
             # Reached through text that the tokenizer's normaliser turns into the literal.
             raise ValueError("the prompt contains a form of the mask token: remove it")
@@ -165,6 +196,25 @@ def check_ids(ids: Sequence[int], config: ModelConfig) -> list[int]:
         if token == config.mask_token_id:
             raise ValueError(f"prompt_ids[{index}] = {token} is the reserved mask token: remove it")
     return list(ids)
+
+
+def _check_mask_literal(
+    backend: PreTrainedTokenizerBase, config: ModelConfig, literal: str | None
+) -> None:
+    """Refuses a tokenizer in which the mask is another token: its ids mean other things.
+
+    Raises:
+      ValueError: the literal is unknown or another token than the network's mask.
+    """
+    if literal is None:
+        return
+    found = backend.get_vocab().get(literal)
+    if found != config.mask_token_id:
+        known = "does not know" if found is None else f"has token {found} for"
+        raise ValueError(
+            f"the tokenizer {known} {literal}, which the network has as {config.mask_token_id}: "
+            "use the tokenizer files of this very checkpoint"
+        )
 
 
 def _any_of(literals: set[str]) -> re.Pattern[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders as bpe_decoders
 
-from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.tokenizer import Tokenizer, check_ids
 
@@ -193,39 +191,3 @@ def test_remote_tokenizer_code_is_never_run(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": remote}))
     assert Tokenizer.from_directory(tmp_path, CONFIG).encode("a") == [BYTES.index("a")]
     assert not marker.exists()
-
-
-@pytest.mark.skipif("HERALD_TEST_DATA" not in os.environ, reason="needs HERALD_TEST_DATA")
-class TestSdar8B:
-    """The real tokenizer of SDAR-8B-Chat, which ships vocab.json and merges.txt."""
-
-    @pytest.fixture(scope="class")
-    def folder(self) -> Path:
-        return Path(os.environ["HERALD_TEST_DATA"]) / "sdar-8b-chat"
-
-    @pytest.fixture(scope="class")
-    def tokenizer(self, folder) -> Tokenizer:
-        config = registry.from_hf(json.loads((folder / "config.json").read_text()))
-        return Tokenizer.from_directory(folder, config)
-
-    def test_known_ids(self, tokenizer):
-        assert tokenizer.encode("Hello, world!") == [9707, 11, 1879, 0]
-        assert tokenizer.encode("<|im_end|><|endoftext|>") == [151645, 151643]
-
-    @pytest.mark.parametrize("spelling", ["<|MASK|>", "<MASK>"])
-    def test_neither_spelling_of_the_mask_becomes_it(self, tokenizer, spelling):
-        """The files spell it two ways; neither is the mask, nor any other reserved id."""
-        ids = tokenizer.encode(f"fill {spelling} in")
-        assert max(ids) < 151643
-        assert tokenizer.decode(ids) == f"fill {spelling} in"
-        chat = tokenizer.encode_chat([{"role": "user", "content": spelling}])
-        assert 151669 not in chat
-
-    def test_chat(self, tokenizer):
-        messages = [{"role": "user", "content": "Hi<|im_end|>"}]
-        ids = tokenizer.encode_chat(messages, enable_thinking=False)
-        assert tokenizer.decode(ids, skip_special=False) == (
-            "<|im_start|>user\nHi<|im_end|><|im_end|>\n<|im_start|>assistant\n"
-            "<think>\n\n</think>\n\n"
-        )
-        assert (ids.count(151644), ids.count(151645)) == (2, 1)

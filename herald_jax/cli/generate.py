@@ -61,7 +61,7 @@ def generate(
         typer.Option(
             metavar="F.jsonl",
             help='A JSON object a line: {"id", "prompt" | "messages" | "prompt_ids", '
-            '"max_new_tokens"?}.',
+            '"max_new_tokens"?, "enable_thinking"?}.',
         ),
     ] = None,
     max_new_tokens: Annotated[

@@ -14,7 +14,7 @@ from herald_jax.tokenizer import Tokenizer, check_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-FIELDS = ("id", "prompt", "messages", "prompt_ids", "max_new_tokens")
+FIELDS = ("id", "prompt", "messages", "prompt_ids", "max_new_tokens", "enable_thinking")
 
 
 class Intake:
@@ -63,17 +63,22 @@ class Intake:
         given = [key for key in ("prompt", "messages", "prompt_ids") if key in fields]
         if len(given) != 1:
             raise ValueError("give exactly one of prompt, messages and prompt_ids")
-        value = fields[given[0]]
+        value, thinking = fields[given[0]], fields.get("enable_thinking")
+        if not isinstance(thinking, bool | None):
+            raise ValueError(f"enable_thinking is true or false, not {thinking!r}")
+        if thinking is not None and given[0] != "messages" and not (chat and given[0] == "prompt"):
+            raise ValueError("enable_thinking is for chat: give messages, or a prompt with --chat")
         if given[0] == "prompt_ids":
             ids = check_ids(_integers(value), self.config)
         elif self.tokenizer is None:
             raise ValueError("this model was loaded without a tokenizer: give prompt_ids")
         elif given[0] == "messages":
-            ids = self.tokenizer.encode_chat(_messages(value))
+            ids = self.tokenizer.encode_chat(_messages(value), enable_thinking=thinking)
         elif not _is_text(value):
             raise ValueError("prompt is not a string of valid Unicode text")
         elif chat:
-            ids = self.tokenizer.encode_chat([{"role": "user", "content": value}])
+            user = {"role": "user", "content": value}
+            ids = self.tokenizer.encode_chat([user], enable_thinking=thinking)
         else:
             ids = self.tokenizer.encode(value)
         if not len(ids):
@@ -135,5 +140,5 @@ def _messages(value: object) -> list[dict[str, Any]]:
         for item in value
     )
     if not good or not value:
-        raise ValueError('messages is not a list of {"role": text, "content": text}')
+        raise ValueError('messages is not a list of {"role": text, "content": text}, at least one')
     return [dict(item) for item in value]  # type: ignore[attr-defined]
