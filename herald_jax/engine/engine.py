@@ -22,6 +22,7 @@ from herald_jax.engine.sizing import Sizing
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.full_pool import PoolFull
+from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import check_method
 from herald_jax.tokenizer import Tokenizer
@@ -92,7 +93,14 @@ class Engine:
         if dtype is None and jax.default_backend() == "cpu":
             dtype = "float32"
         config, model = checkpoint.load(path, dtype=dtype)
-        return cls(config, model, Tokenizer.from_directory(path, config), engine_config)
+        family = registry.family_of(config)
+        tokenizer = Tokenizer.from_directory(
+            path,
+            config,
+            chat_template=family.chat_template,
+            mask_literal=family.mask_literal,
+        )
+        return cls(config, model, tokenizer, engine_config)
 
     def with_config(self, engine_config: EngineConfig) -> Engine:
         """Another engine over the same weights, which also shares what is compiled already."""

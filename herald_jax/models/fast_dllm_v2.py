@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from herald_jax.chat_templates import FAST_DLLM_V2_CHAT_TEMPLATE
 from herald_jax.models import hf_config
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.family import Checkpoint, Family, Tensors, Verified, decoder_tensors
@@ -46,6 +47,7 @@ FAST_DLLM_V2 = Family(
     block_size=32,
     mask_token_id=151665,
     stop_token_ids=(151645,),
+    chat_template=FAST_DLLM_V2_CHAT_TEMPLATE,
     checkpoints=(
         Checkpoint("Fast_dLLM_v2_1.5B", 1_543_714_304),
         Checkpoint("Fast_dLLM_v2_7B", 7_615_616_512),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from herald_jax.chat_templates import LLADA2_CHAT_TEMPLATE
 from herald_jax.models import hf_config
 from herald_jax.models.config import ExpertsConfig, ModelConfig
 from herald_jax.models.family import (
@@ -126,6 +127,7 @@ LLADA2 = Family(
     mask_token_id=156895,
     stop_token_ids=(156892,),
     mask_literal="<|mask|>",
+    chat_template=LLADA2_CHAT_TEMPLATE,
     checkpoints=(
         *(
             Checkpoint(f"LLaDA2.0-{size}{kind}", parameters)
