@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from herald_jax import GenerationConfig
 from herald_jax.diffusion.accept import AcceptRule, accept, quota
 from herald_jax.diffusion.draft import draft
+from herald_jax.diffusion.rules import Rule
 from herald_jax.diffusion.sampling import ban, greedy
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
@@ -194,9 +195,17 @@ def decode(
       width: rows of the cache, to share compiled programs among prompts.
 
     Raises:
-      ValueError: the prompt is empty or ``width`` is too small for it.
+      ValueError: the prompt is empty, ``width`` is too small for it, or the rule is not one of
+        plain acceptance.
     """
     config = network.config
+    rule = generation.resolve(config.rule)
+    edits, spreads = rule.edit_threshold is not None, rule.strategy == "entropy_bounded"
+    if edits or spreads or not rule.ban_mask or config.shifts_logits:
+        raise ValueError(
+            f"the rule {rule.name} edits, bounds entropy, allows [MASK] or shifts logits, which a "
+            "trajectory does not: use a rule like sdar"
+        )
     size, needed = config.block_size, network.width(len(prompt), blocks)
     width = width or needed
     if not prompt:
@@ -210,7 +219,7 @@ def decode(
         tokens = np.full(size, config.mask_token_id, np.int32)
         head = prompt[start : start + size]
         tokens[: len(head)] = head
-        block, cache = _denoise(network, cache, generation, start, tokens, len(head))
+        block, cache = _denoise(network, cache, rule, start, tokens, len(head))
         done.append(block)
         if set(block.tokens[len(head) :].tolist()) & set(stops):
             break
@@ -220,7 +229,7 @@ def decode(
 def _denoise(
     network: Network,
     cache: Cache,
-    generation: GenerationConfig,
+    rule: Rule,
     start: int,
     tokens: np.ndarray,
     known: int,
@@ -242,12 +251,12 @@ def _denoise(
             for part in _decide(
                 network.graph,
                 network.state,
-                generation.rule,
-                generation.ban_mask,
+                AcceptRule.of(rule),
+                rule.ban_mask,
                 made.hidden,
                 jnp.asarray(masked),
-                generation.threshold,
-                generation.steps or size,
+                rule.threshold,
+                rule.steps or size,
                 len(queries) - 1,
             )
         )

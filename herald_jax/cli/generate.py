@@ -30,6 +30,25 @@ from herald_jax.cli.options import (
 )
 from herald_jax.cli.platform import prepare_platform
 from herald_jax.cli.request_files import ResultFile, read_requests, read_text
+from herald_jax.cli.rule_options import (
+    AllowMask,
+    CompareName,
+    ConfidenceName,
+    EditThreshold,
+    EntropyBound,
+    FallbackName,
+    MaxPostSteps,
+    NoClampQuota,
+    RuleName,
+    SmallBlock,
+    Steps,
+    StrategyName,
+    Temperature,
+    Threshold,
+    TopK,
+    TopP,
+    read_rule,
+)
 from herald_jax.selection import SELECTORS, check_method
 
 METHODS = "; ".join(
@@ -39,9 +58,6 @@ METHODS = "; ".join(
         *(f"{name}: {selector.summary}" for name, selector in SELECTORS.items()),
     ]
 )
-
-#: Hotter than this, every token is as likely as any other.
-MOST_TEMPERATURE = 100
 
 
 def generate(
@@ -61,7 +77,8 @@ def generate(
         typer.Option(
             metavar="F.jsonl",
             help='A JSON object a line: {"id", "prompt" | "messages" | "prompt_ids", '
-            '"max_new_tokens"?, "enable_thinking"?}.',
+            '"max_new_tokens"?, "enable_thinking"?, "seed"?, "temperature"?, "top_k"?, "top_p"?, '
+            '"threshold"?}.',
         ),
     ] = None,
     max_new_tokens: Annotated[
@@ -70,37 +87,25 @@ def generate(
             min=1, max=MOST_TOKENS, metavar="N", help="Tokens generated at most for a prompt."
         ),
     ] = 256,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="P",
-            show_default="0.95",
-            help="Accept positions whose confidence is above this.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="T", help="Accept a block in exactly T steps instead of --threshold."),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=MOST_TEMPERATURE, metavar="T", help="0 is greedy.")
-    ] = 0.0,
+    rule: RuleName = None,
+    threshold: Threshold = None,
+    steps: Steps = None,
+    strategy: StrategyName = None,
+    compare: CompareName = None,
+    fallback: FallbackName = None,
+    confidence: ConfidenceName = None,
+    no_clamp_quota: NoClampQuota = False,
+    small_block: SmallBlock = None,
+    edit_threshold: EditThreshold = None,
+    max_post_steps: MaxPostSteps = None,
+    entropy_bound: EntropyBound = None,
+    allow_mask: AllowMask = False,
+    temperature: Temperature = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, metavar="S", help="Seed of sampling.")
     ] = 0,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MOST_TOKENS,
-            metavar="K",
-            help="Sample from the K likeliest tokens; 0 is off.",
-        ),
-    ] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(metavar="P", help="Sample from the likeliest tokens of mass P; 1 is off."),
-    ] = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Text that ends an answer; may be given repeatedly."),
@@ -170,8 +175,24 @@ def generate(
     for text in stop or ():
         check_text(text, "--stop")
     chosen_budget = read_budget(budget, budget_tokens)
-    if threshold is not None and steps is not None:
-        raise Refused("--threshold and --steps exclude each other: give one of them")
+    rule_options = read_rule(
+        no_clamp_quota,
+        allow_mask,
+        rule=rule,
+        threshold=threshold,
+        steps=steps,
+        strategy=strategy,
+        compare=compare,
+        fallback=fallback,
+        confidence=confidence,
+        small_block=small_block,
+        edit_threshold=edit_threshold,
+        max_post_steps=max_post_steps,
+        entropy_bound=entropy_bound,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
     work = _requests(prompt, prompt_file, requests)
     device_bytes = read_size(device_memory, "--device-memory")
     host_bytes = read_size(host_memory, "--host-memory")
@@ -192,13 +213,9 @@ def generate(
 
         generation = GenerationConfig(
             max_new_tokens=max_new_tokens,
-            threshold=GenerationConfig.threshold if threshold is None else threshold,
-            steps=steps,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             seed=seed,
             stop=tuple(stop or ()),
+            **rule_options,
         )
         config = EngineConfig(
             method=method,

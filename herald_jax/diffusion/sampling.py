@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Confidence = Literal["unfiltered", "filtered"]
+from herald_jax.diffusion.rules import Confidence
 
 
 class Sampling(NamedTuple):
@@ -67,6 +67,30 @@ def greedy(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     return tokens, _confidence_of(logits, tokens)
 
 
+def entropy(logits: jax.Array) -> jax.Array:
+    """Entropy float32 [N, B] in nats of the softmax of logits [N, B, V]; -inf counts nothing."""
+    log = jax.nn.log_softmax(logits, axis=-1)
+    probability = jnp.exp(log)
+    return -jnp.where(probability > 0, probability * log, 0.0).sum(axis=-1)
+
+
+def _tempered(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    warm = sampling.temperature > 0
+    return logits / jnp.where(warm, sampling.temperature, 1.0)[:, None, None]
+
+
+def measured(logits: jax.Array, sampling: Sampling, confidence: Confidence) -> jax.Array:
+    """The logits [N, B, V] whose softmax ``sample`` takes its confidence from.
+
+    Those of a slot with temperature 0 are as they came.
+    """
+    scaled = _tempered(logits, sampling)
+    if confidence == "unfiltered":
+        return scaled
+    filtered = filter_logits(scaled, sampling.top_k, sampling.top_p)
+    return jnp.where((sampling.temperature > 0)[:, None, None], filtered, logits)
+
+
 def sample(
     logits: jax.Array,
     sampling: Sampling,
@@ -86,8 +110,7 @@ def sample(
       tokens int32 [N, B] and confidence float32 [N, B].
     """
     best, best_confidence = greedy(logits)
-    warm = sampling.temperature > 0
-    scaled = logits / jnp.where(warm, sampling.temperature, 1.0)[:, None, None]
+    scaled = _tempered(logits, sampling)
     filtered = filter_logits(scaled, sampling.top_k, sampling.top_p)
 
     def draw(seed: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
@@ -96,5 +119,5 @@ def sample(
 
     drawn = jax.vmap(draw)(sampling.seed, block, filtered).astype(jnp.int32)
     drawn_confidence = _confidence_of(filtered if confidence == "filtered" else scaled, drawn)
-    pick = warm[:, None]
+    pick = (sampling.temperature > 0)[:, None]
     return jnp.where(pick, drawn, best), jnp.where(pick, drawn_confidence, best_confidence)

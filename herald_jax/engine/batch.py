@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from herald_jax.diffusion.block import Limits
+from herald_jax.diffusion.edit import Editing
+from herald_jax.diffusion.rules import Rule
 from herald_jax.diffusion.sampling import Sampling
-from herald_jax.engine.config import GenerationConfig
 from herald_jax.engine.request import Slot
 from herald_jax.engine.step_programs import BlockState, Decoding
 from herald_jax.kv.budget import Budget
@@ -38,8 +40,12 @@ class Batch:
         """int32 [N] of a quantity of each slot."""
         return np.array([empty if s is None else value(s) for s in self.slots], np.int32)
 
-    def state(self) -> BlockState:
-        """Every slot's block before its first step; empty slots hold [MASK]s at position 0."""
+    def state(self, edits: bool) -> BlockState:
+        """Every slot's block before its first step; empty slots hold [MASK]s at position 0.
+
+        Args:
+          edits: the rule edits, so what is known already must be remembered.
+        """
         block, size = self.shape.block_size, self.shape.slots
         tokens = np.full((size, block), self.mask_id, np.int32)
         masked = np.zeros((size, block), bool)
@@ -49,7 +55,11 @@ class Batch:
         positions = start[:, None] + np.arange(block, dtype=np.int32)
         broken = np.zeros(size, bool)
         arrays = (tokens, masked, positions, start, broken)
-        return BlockState(*jax.device_put(arrays, self.device))
+        state = BlockState(*jax.device_put(arrays, self.device))
+        if not edits:
+            return state
+        memory = (~masked, np.zeros(size, np.int32), broken)
+        return state._replace(editing=Editing(*jax.device_put(memory, self.device)))
 
     def pool_rows(self) -> np.ndarray:
         """int32 [N], pool rows in use at step 0: the own block alone where there is no prefix."""
@@ -73,23 +83,29 @@ class Batch:
         """int32 [N], K_r of the block being denoised."""
         return self.per_slot(self._kept)
 
-    def decoding(self, generation: GenerationConfig) -> Decoding:
-        """Generation parameters as arrays over slots."""
-        size, block = self.shape.slots, self.shape.block_size
+    def decoding(self, rule: Rule) -> Decoding:
+        """The rule's numbers as arrays over slots; a request's own options come before it."""
 
-        def full(value: float, dtype: type[np.generic]) -> jax.Array:
-            return jax.device_put(np.full(size, value, dtype), self.device)
+        def array(name: str, dtype: type[np.generic], empty: float | None = None) -> np.ndarray:
+            common = getattr(rule, name) if empty is None else empty
+            own = [None if s is None else getattr(s.request.own, name, None) for s in self.slots]
+            return np.array([common if value is None else value for value in own], dtype)
 
-        return Decoding(
-            threshold=full(generation.threshold, np.float32),
-            steps=full(generation.steps or block, np.int32),
-            sampling=Sampling(
-                full(generation.temperature, np.float32),
-                full(generation.top_k, np.int32),
-                full(generation.top_p, np.float32),
-                jax.device_put(self._seeds(), self.device),
-            ),
+        limits = (
+            array("threshold", np.float32),
+            array("steps", np.int32, rule.steps or self.shape.block_size),
+            array("edit_threshold", np.float32, rule.edit_threshold or 0.0),
+            array("max_post_steps", np.int32),
+            array("entropy_bound", np.float32),
         )
+        sampling = (
+            array("temperature", np.float32),
+            array("top_k", np.int32),
+            array("top_p", np.float32),
+            self._seeds(),
+        )
+        limits, sampling = jax.device_put((limits, sampling), self.device)
+        return Decoding(Limits(*limits), Sampling(*sampling))
 
     def _seeds(self) -> np.ndarray:
         return np.array([0 if slot is None else slot.seed for slot in self.slots], np.uint32)

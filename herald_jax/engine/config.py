@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
-from herald_jax.diffusion.accept import AcceptRule, Compare, Fallback, Strategy
-from herald_jax.diffusion.sampling import Confidence
+from herald_jax.diffusion.rules import (
+    Compare,
+    Confidence,
+    Fallback,
+    Rule,
+    Strategy,
+    check_options,
+    rule_named,
+)
 from herald_jax.kv.budget import Budget
 
 
@@ -78,55 +85,61 @@ class EngineConfig:
 class GenerationConfig:
     """How tokens are accepted and where an answer ends.
 
+    Options of the generation rule are those of ``diffusion.rules.Rule``; None takes the rule's.
+
     Attributes:
       max_new_tokens: tokens generated at most, per request unless the request says otherwise.
-      threshold: confidence above which a position is accepted ("dynamic").
-      steps: T, denoising steps per block; alone it means exactly B / T positions a step ("static").
-      strategy: "dynamic" or "static"; None follows from ``steps``.
-      temperature: 0 is greedy. ``top_k`` 0 and ``top_p`` 1 are off.
+      rule: the generation rule, a name from ``diffusion.rules.RULES``; None takes the model's.
+      steps: T, denoising steps per block. With neither ``rule`` nor ``strategy`` given it means
+        exactly B / T positions a step ("static").
       seed: with temperature, the seed of every request; draws depend on it, the block and the step.
       stop: strings that end an answer and are cut from it.
       stop_token_ids: ids that end an answer; None takes the model's.
-      compare, fallback, confidence: named differences between published engines.
-      ban_mask: the [MASK] token is never proposed.
     """
 
     max_new_tokens: int = 256
-    threshold: float = 0.95
+    rule: str | None = None
+    threshold: float | None = None
     steps: int | None = None
     strategy: Strategy | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] | None = None
-    compare: Compare = "gt"
-    fallback: Fallback = "most_confident"
-    confidence: Confidence = "unfiltered"
-    ban_mask: bool = True
+    compare: Compare | None = None
+    fallback: Fallback | None = None
+    confidence: Confidence | None = None
+    clamp_quota: bool | None = None
+    small_block: int | None = None
+    edit_threshold: float | None = None
+    max_post_steps: int | None = None
+    entropy_bound: float | None = None
+    ban_mask: bool | None = None
 
     def __post_init__(self) -> None:
-        checks = [
-            (self.max_new_tokens >= 1, "--max-new-tokens", self.max_new_tokens, "1 or more"),
-            (0 <= self.threshold <= 1, "--threshold", self.threshold, "a number from 0 to 1"),
-            (self.steps is None or self.steps >= 1, "--steps", self.steps, "1 or more"),
-            (0 <= self.temperature <= 100, "--temperature", self.temperature, "0 (greedy) to 100"),
-            (0 <= self.top_k < 2**31, "--top-k", self.top_k, "0 (off) to 2**31 - 1"),
-            (0 < self.top_p <= 1, "--top-p", self.top_p, "a number above 0, 1 is off"),
-            (0 <= self.seed < 2**32, "--seed", self.seed, "a number from 0 to 2**32 - 1"),
-        ]
-        for good, flag, value, wanted in checks:
-            if not good:
-                raise ValueError(f"{flag} {value} cannot be used: give {wanted}")
-        if self.confidence not in ("unfiltered", "filtered"):
+        if self.max_new_tokens < 1:
             raise ValueError(
-                f"confidence {self.confidence!r} is unknown: use one of unfiltered, filtered"
+                f"--max-new-tokens {self.max_new_tokens} cannot be used: give 1 or more"
             )
-        _ = self.rule
+        check_options(vars(self))
+        if self.rule is not None:
+            rule_named(self.rule)
 
-    @property
-    def rule(self) -> AcceptRule:
-        """The acceptance rule these options name."""
-        strategy = self.strategy or ("static" if self.steps else "dynamic")
-        return AcceptRule(strategy, self.compare, self.fallback)
+    def resolve(self, default: str) -> Rule:
+        """The rule that is named here or else ``default``, with the options that are set here.
+
+        Raises:
+          ValueError: there is no rule ``default``.
+        """
+        rule = rule_named(self.rule or default)
+        given = {
+            option.name: getattr(self, option.name)
+            for option in fields(Rule)
+            if getattr(self, option.name, None) is not None
+        }
+        plain = self.rule is None and self.strategy is None
+        if self.steps is not None and plain and rule.strategy == "dynamic":
+            given["strategy"] = "static"
+        return replace(rule, **given)

@@ -62,6 +62,7 @@ class Engine:
         dtype = np.dtype(jax.tree.leaves(self.stack.shell)[0].dtype)
         self.sizing = Sizing(config, self.engine_config, dtype)
         self.timeline = Timeline(self.engine_config.trace)
+        self.rule = config.rule
         self.method: str | None = None
         self.method_reason = ""
         self.session: Session | None = None
@@ -136,9 +137,10 @@ class Engine:
             raise ValueError("prompts is one string: give a list of prompts")
         generation = generation or GenerationConfig()
         block = self.config.block_size
-        if generation.steps is not None and generation.steps > block:
+        steps = generation.resolve(self.config.rule).steps
+        if steps is not None and steps > block:
             raise ValueError(
-                f"--steps {generation.steps} is more than the block size {block}: every step "
+                f"--steps {steps} is more than the block size {block}: every step "
                 f"accepts at least one position, so give 1 to {block}"
             )
         intake = Intake(self.config, self.tokenizer, self.engine_config.max_context)
@@ -191,8 +193,11 @@ class Engine:
         """The session for these requests: the one at hand where it fits, else a new one."""
         longest = max(request.rows(self.config.block_size) for request in requests)
         session = self.session
-        if session is not None and session.serves(longest, generation):
-            session.generation = generation
+        rule = generation.resolve(self.config.rule)
+        self.rule = rule.name
+        temperatures = [request.own.temperature for request in requests]
+        sampled = any((rule.temperature if own is None else own) > 0 for own in temperatures)
+        if session is not None and session.take(longest, generation, sampled):
             return session
         self._drop_session()
         context = self.engine_config.max_context or longest
@@ -205,6 +210,7 @@ class Engine:
             self.sizing.selector(method),
             self.engine_config,
             generation,
+            sampled=sampled,
             host_bytes=self.sizing.host_pool_bytes(method, shape),
             device=self.device,
             timeline=self.timeline,
@@ -295,6 +301,7 @@ class Engine:
             "budget": None if self.method == "dense" else str(self.engine_config.budget),
             "candidates_ratio": self.sizing.candidates_ratio(self.method),
             "model": self.config.family,
+            "rule": self.rule,
             "device": self.device.device_kind,
             "batch": self.engine_config.max_batch,
             "blocks": timeline.blocks,

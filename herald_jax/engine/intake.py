@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as options_of
 from typing import Any
 
 import numpy as np
 
-from herald_jax.engine.request import Request, Result, failed
+from herald_jax.diffusion.rules import check_options
+from herald_jax.engine.request import Overrides, Request, Result, failed
 from herald_jax.models.config import ModelConfig
 from herald_jax.tokenizer import Tokenizer, check_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-FIELDS = ("id", "prompt", "messages", "prompt_ids", "max_new_tokens", "enable_thinking")
+#: Options a request may set for itself.
+OWN = tuple(option.name for option in options_of(Overrides))
+FIELDS = ("id", "prompt", "messages", "prompt_ids", "max_new_tokens", "enable_thinking", *OWN)
 
 
 class Intake:
@@ -52,9 +56,11 @@ class Intake:
                 raise ValueError(f"max_new_tokens {limit!r} is not a number of 1 or more")
             ids = self._encode(fields, chat)
             self._check_length(len(ids), limit)
+            own = {option: fields.get(option) for option in OWN}
+            check_options(own, str)
         except ValueError as error:
             return failed(_nobody(name), f"request {name}: {error}")
-        return Request(name, np.asarray(ids, np.int32), limit)
+        return Request(name, np.asarray(ids, np.int32), limit, Overrides(**own))
 
     def _encode(self, fields: Mapping[str, Any], chat: bool) -> list[int]:
         unknown = sorted(set(fields) - set(FIELDS))

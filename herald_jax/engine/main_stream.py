@@ -15,6 +15,7 @@ import numpy as np
 from herald_jax.diffusion.draft import draft, representative_position
 from herald_jax.engine.current_block import CurrentBlock
 from herald_jax.engine.errors import EngineError
+from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, Decision, Decoding, Queries
@@ -23,30 +24,35 @@ from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.transfer import start_fetch
 
+#: Places in ``Decision.flags``.
+MASKS_LEFT, UNSETTLED = 0, 1
+
 
 @dataclass(frozen=True)
-class Lookahead:
-    """What the selector wants from the main stream, and whom to tell.
+class Denoised:
+    """A block of every slot that is final and committed.
 
     Attributes:
-      masks: tokens of the next block that step 1 carries along, beside the draft.
-      representative: the only one of them stands at the centre and is handed over with the draft's
-        KV; otherwise they are the whole block and give merged queries.
-      attends_draft: the masks attend the draft, not only the committed blocks.
-      merge_step: the step whose merged queries are captured, or None.
-      begin: called once with (representative, drafts, queries) as soon as they are queued.
+      tokens: int32 [N, B]; ``broken``: bool [N], slots whose logits were not finite numbers.
+      following: int32 [N], the token after the block where logits are shifted, else None.
+      steps: forward passes, commit included.
     """
 
-    masks: int
-    representative: bool
-    attends_draft: bool
-    merge_step: int | None
-    begin: Callable[[jax.Array | None, list[jax.Array] | None, list[Queries] | None], None]
+    tokens: np.ndarray
+    broken: np.ndarray
+    following: np.ndarray | None
+    steps: int
 
-    @property
-    def begin_step(self) -> int:
-        """The step that has all that the selector wants."""
-        return 1 if self.masks else self.merge_step or 0
+    @classmethod
+    def of(cls, decision: Decision, steps: int) -> Denoised:
+        """What the commit, the last of ``steps`` passes, left."""
+        state, following = decision.state, decision.following
+        return cls(
+            np.asarray(state.tokens),
+            np.asarray(state.broken),
+            None if following is None else np.asarray(following),
+            steps,
+        )
 
 
 class MainStream:
@@ -95,27 +101,29 @@ class MainStream:
         kept_rows: np.ndarray,
         budget: np.ndarray,
         lookahead: Lookahead | None,
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Denoises the block of every slot until nothing is masked, and commits its KV.
+        most_rounds: int,
+    ) -> Denoised:
+        """Denoises the block of every slot until it is final, and commits its KV.
 
-        "Any mask left?" of step s is read after step s + 1 was queued. A forward over a block
-        that was already clean changes no token and leaves the KV of the final tokens: it is the
-        commit (its draft half, should it be step 1, only informs selection).
+        While masks remain, what a step decided is read after the next one was queued: a step
+        follows in any case. Once none remain, a step may be the last. One that changes nothing
+        leaves the KV of the final tokens and is the commit (its draft half, should it be step 1,
+        only informs selection); rules that edit go on from one that does.
 
         Args:
           state: the block before step 0.
           pool_rows: int32 [N], rows in use at step 0; ``kept_rows``: at later steps.
           budget: int32 [N], entries kept where step 0 refines candidates.
           lookahead: what to prepare for the retrieval stream, or None.
+          most_rounds: steps that may change a block, see ``AcceptRule.rounds``.
 
-        Returns:
-          tokens int32 [N, B]; bool [N], slots whose logits were not finite numbers; the number of
-          forward passes, commit included.
+        Raises:
+          WaitTimeout: a step did not end in time.
         """
         rows, kept, keep = jax.device_put((pool_rows, kept_rows, budget), self.cache.device)
         previous: jax.Array | None = None
         argmax = state.tokens
-        for step in range(self.block + 2):
+        for step in range(most_rounds + 2):
             lengths = rows if step == 0 else kept
             with self.timeline.span("main", "queue"):
                 ahead = lookahead if lookahead and lookahead.begin_step == step else None
@@ -123,20 +131,19 @@ class MainStream:
                     decision = self._pair_step(state, argmax, decoding, lengths, ahead)
                 else:
                     decision = self._step(step, state, decoding, lengths, keep, ahead)
-            decision.any_masked.copy_to_host_async()
+            decision.flags.copy_to_host_async()
+            state, argmax = decision.state, decision.argmax
             if previous is not None:
                 with self.timeline.span("main", "denoise"):
                     wait_ready(previous, self.timeout, f"denoising step {step - 1}")
-                if not bool(previous):
+                if not np.asarray(previous)[MASKS_LEFT]:
                     with self.timeline.span("main", "commit"):
-                        wait_ready(decision.any_masked, self.timeout, "the commit pass")
-                    return np.asarray(state.tokens), np.asarray(state.broken), step + 1
-            previous, argmax = decision.any_masked, decision.argmax
-            state = state._replace(
-                tokens=decision.tokens, masked=decision.masked, broken=decision.broken
-            )
+                        wait_ready(decision.flags, self.timeout, "the commit pass")
+                    if not np.asarray(decision.flags)[UNSETTLED]:
+                        return Denoised.of(decision, step + 1)
+            previous = decision.flags
         raise EngineError(
-            f"a block of {self.block} tokens has masked positions after {self.block + 1} steps"
+            f"a block of {self.block} tokens is not final after {most_rounds + 2} steps"
         )
 
     def _pace(self, x: jax.Array) -> jax.Array:

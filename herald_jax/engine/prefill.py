@@ -57,8 +57,8 @@ class Prefill:
     def run(self, index: int, slot: Slot) -> None:
         """Fills slot ``index`` of the device's cache and the slot's booking.
 
-        Sets ``slot.start`` to the first generated block and ``slot.selected`` to the number of
-        rows its pool holds.
+        Sets ``slot.start`` to the first generated block, ``slot.selected`` to the number of rows
+        its pool holds and, where logits are shifted, ``slot.lead``.
 
         Raises:
           WaitTimeout: a device program did not end in time.
@@ -101,6 +101,11 @@ class Prefill:
                 cut = slice(group.first, group.last)
                 x, buffers[cut], written = program(buffers[cut], x, np.int32(start))
                 fresh += written
+            if self.programs.config.shifts_logits and start + self.chunk >= len(tokens):
+                program = self.stack.on_shell(self.programs.following)
+                lead = program(x, np.int32(len(tokens) - 1 - start))
+                wait_ready(lead, self.timeout, f"prefill of request {slot.request.id}")
+                slot.lead = int(lead)
             fresh = fresh[shape.exact_layers :]
             for pair in fresh:
                 start_fetch(pair)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from herald_jax.diffusion.sampling import ban, greedy
 from herald_jax.engine.choice import best_rows, pool_of
 from herald_jax.engine.step_programs import Buffer, write_rows
 from herald_jax.models.attention import attend, attend_blocks, importance
@@ -22,11 +23,13 @@ class PrefillPrograms:
 
     Attributes:
       sinks: leading positions always selected; ``selected``: K's capacity.
+      ban_mask: [MASK] does not follow the prompt, where logits are shifted.
     """
 
     config: ModelConfig
     sinks: int
     selected: int
+    ban_mask: bool = True
 
     @property
     def block(self) -> int:
@@ -51,6 +54,13 @@ class PrefillPrograms:
             result.append((keys, values))
             rows.append((k, v))
         return x, result, rows
+
+    def following(self, shell: Any, x: jax.Array, row: jax.Array) -> jax.Array:
+        """The greedy token int32 [] after row ``row`` (int32 []) of x [1, C, hidden]."""
+        logits = shell.head(jax.lax.dynamic_slice_in_dim(x, row, 1, axis=1))
+        if self.ban_mask:
+            logits = ban(logits, self.config.mask_token_id)
+        return greedy(logits)[0][0, 0]
 
     def first_block_exact(
         self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array

@@ -13,6 +13,17 @@ Finish = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
+class Overrides:
+    """Generation options that a request sets for itself; None takes those of the call."""
+
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
 class Request:
     """One prompt to continue.
 
@@ -20,11 +31,13 @@ class Request:
       id: the caller's name for it.
       prompt_ids: int32 [P], P >= 1.
       max_new_tokens: tokens generated at most.
+      own: options of this request alone.
     """
 
     id: str
     prompt_ids: np.ndarray
     max_new_tokens: int
+    own: Overrides = Overrides()
 
     def rows(self, block_size: int) -> int:
         """Positions reserved: prompt + max_new_tokens, rounded up to whole blocks."""
@@ -94,13 +107,18 @@ class Delta:
 
 @dataclass(eq=False)
 class Slot:
-    """A request being decoded, and what the batch must remember of it."""
+    """A request being decoded, and what the batch must remember of it.
+
+    Attributes:
+      lead: where logits are shifted, the token that the pass before the block at ``start`` said.
+    """
 
     request: Request
     booking: Booking | None
     result: Result
     start: int = 0
     seed: int = 0
+    lead: int | None = None
     generated: list[int] = field(default_factory=list)
     selected: int = 0
     emitted_text: int = 0
@@ -114,6 +132,8 @@ class Slot:
         head = self.request.prompt_ids[self.start : self.start + block_size]
         tokens[: len(head)] = head
         masked[: len(head)] = False
+        if self.lead is not None and not len(head):
+            tokens[0], masked[0] = self.lead, False
         return tokens, masked
 
     def is_last(self, block_size: int) -> bool:

@@ -9,13 +9,16 @@ import jax
 import numpy as np
 
 import host_kernels
+from herald_jax.diffusion.accept import AcceptRule
+from herald_jax.diffusion.rules import Rule
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.config import EngineConfig, GenerationConfig
 from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
 from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
-from herald_jax.engine.main_stream import Lookahead, MainStream
+from herald_jax.engine.main_stream import MainStream
 from herald_jax.engine.prefill import Prefill
 from herald_jax.engine.prefill_programs import PrefillPrograms
 from herald_jax.engine.request import Request, Result, Slot
@@ -48,13 +51,19 @@ class Session:
         config: EngineConfig,
         generation: GenerationConfig,
         *,
+        sampled: bool,
         host_bytes: int,
         device: jax.Device,
         timeline: Timeline,
     ) -> None:
-        """Allocates everything; ``host_bytes`` is the size of the full pool.
+        """Allocates everything.
+
+        Args:
+          sampled: some request has a temperature.
+          host_bytes: size of the full pool.
 
         Raises:
+          ValueError: the rule is unknown.
           MemoryError: the host refuses the full pool or staging.
         """
         accelerator = device.platform != "cpu"
@@ -65,6 +74,7 @@ class Session:
             host_kernels.set_thread_count(max(1, host_kernels.thread_count() - SPARE_CORES))
         self.model, self.config, self.shape, self.selector = model, config, shape, selector
         self.generation, self.timeline = generation, timeline
+        self.rule = generation.resolve(model.rule)
         self.batch = Batch(shape, model.mask_token_id, config.budget, config.sinks, device)
         self.cache = DeviceCache(shape, device)
         self.full_pool = FullPool(
@@ -89,7 +99,7 @@ class Session:
             )
         self.main = MainStream(
             stack,
-            self._step_programs(generation),
+            self._step_programs(self.rule, sampled),
             self.cache,
             layer_group=group,
             queue_depth=depth,
@@ -99,7 +109,12 @@ class Session:
         )
         self.prefill = Prefill(
             stack,
-            PrefillPrograms(model, sinks=config.sinks, selected=shape.selected),
+            PrefillPrograms(
+                model,
+                sinks=config.sinks,
+                selected=shape.selected,
+                ban_mask=self.rule.ban_mask,
+            ),
             self.cache,
             selector=selector,
             budget=config.budget,
@@ -122,21 +137,29 @@ class Session:
             )
         self._committed: BlockRows | None = None
 
-    def serves(self, rows: int, generation: GenerationConfig) -> bool:
-        """Whether requests of ``rows`` positions fit and the compiled decoding rule is the same."""
-        same = self._step_programs(generation) == self.main.programs
-        return same and self.shape.rows >= rows
+    def take(self, rows: int, generation: GenerationConfig, sampled: bool) -> bool:
+        """Takes another generation on, if it can.
 
-    def _step_programs(self, generation: GenerationConfig) -> LookaheadPrograms:
+        Returns:
+          Whether requests of ``rows`` positions fit and what is compiled of the rule is the same.
+        """
+        rule = generation.resolve(self.model.rule)
+        same = self._step_programs(rule, sampled) == self.main.programs
+        if not same or self.shape.rows < rows:
+            return False
+        self.generation, self.rule = generation, rule
+        return True
+
+    def _step_programs(self, rule: Rule, sampled: bool) -> LookaheadPrograms:
         once = self.selector if isinstance(self.selector, QueryOnceSelector) else None
         return LookaheadPrograms(
             self.model,
             sinks=self.config.sinks,
             selected=self.shape.selected,
-            rule=generation.rule,
-            confidence=generation.confidence,
-            sampled=generation.temperature > 0,
-            ban_mask=generation.ban_mask,
+            rule=AcceptRule.of(rule),
+            confidence=rule.confidence,
+            sampled=sampled,
+            ban_mask=rule.ban_mask,
             rotates=once.rotates if once else True,
             segments=once.segments if once else 1,
         )
@@ -161,7 +184,7 @@ class Session:
             request,
             booking,
             Result(request.id, prompt_tokens=len(request.prompt_ids)),
-            seed=self.generation.seed,
+            seed=self.generation.seed if request.own.seed is None else request.own.seed,
             admitted_at=began,
         )
         try:
@@ -209,22 +232,26 @@ class Session:
         if self.current is not None:
             self.current.begin(self._bookings(), batch.per_slot(lambda slot: slot.start))
         lookahead = self._lookahead()
-        tokens, broken, steps = self.main.denoise(
-            batch.state(),
-            batch.decoding(self.generation),
+        accept, size = AcceptRule.of(self.rule), self.shape.block_size
+        done = self.main.denoise(
+            batch.state(accept.edits),
+            batch.decoding(self.rule),
             batch.pool_rows(),
             batch.kept_rows(),
             batch.kept_budget(),
             lookahead,
+            accept.rounds(size, self.rule.steps or size, self.rule.max_post_steps),
         )
         failures = self._boundary()
         timeline.blocks += 1
-        timeline.steps += steps
+        timeline.steps += done.steps
         timeline.block_seconds += time.perf_counter() - began
-        for _, slot in batch.active():
+        for index, slot in batch.active():
             slot.result.blocks += 1
-            slot.result.steps += steps
-        return tokens, broken, failures
+            slot.result.steps += done.steps
+            if done.following is not None:
+                slot.lead = int(done.following[index])
+        return done.tokens, done.broken, failures
 
     def _lookahead(self) -> Lookahead | None:
         selector, retrieval = self.selector, self.retrieval

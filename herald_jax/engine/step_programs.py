@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from herald_jax.diffusion.accept import AcceptRule, accept, quota
-from herald_jax.diffusion.sampling import Confidence, Sampling, ban, greedy, sample
+from herald_jax.diffusion.accept import AcceptRule
+from herald_jax.diffusion.block import Block, Limits, Proposal, advance
+from herald_jax.diffusion.edit import Editing
+from herald_jax.diffusion.rules import Confidence
+from herald_jax.diffusion.sampling import Sampling, ban, entropy, greedy, measured, sample
 from herald_jax.engine.choice import voters
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
@@ -33,6 +36,7 @@ class BlockState(NamedTuple):
       tokens: int32 [N, B]; ``masked``: bool [N, B], the only record of what is masked.
       positions: int32 [N, B]; ``start``: int32 [N], the first of them.
       broken: bool [N], whether a step's logits were not finite numbers.
+      editing: what rules that edit remember of the block, else None.
     """
 
     tokens: jax.Array
@@ -40,13 +44,13 @@ class BlockState(NamedTuple):
     positions: jax.Array
     start: jax.Array
     broken: jax.Array
+    editing: Editing | None = None
 
 
 class Decoding(NamedTuple):
-    """Per-slot generation parameters: ``threshold`` float32 [N], ``steps`` int32 [N], sampling."""
+    """Per-slot generation parameters: the rule's numbers and those of sampling."""
 
-    threshold: jax.Array
-    steps: jax.Array
+    limits: Limits
     sampling: Sampling
 
 
@@ -54,17 +58,17 @@ class Decision(NamedTuple):
     """What a step decided.
 
     Attributes:
-      tokens, masked: the block after acceptance.
+      state: the block after it.
       argmax: int32 [N, B], greedy tokens of this step's logits (the draft's source).
-      any_masked: bool [], whether another step is needed.
-      broken: bool [N], see ``BlockState``.
+      flags: bool [2], whether any slot has masks left to fill, and whether any slot's block
+        changed or may change, so that this step is not its commit.
+      following: int32 [N], greedy token after the block where logits are shifted, else None.
     """
 
-    tokens: jax.Array
-    masked: jax.Array
+    state: BlockState
     argmax: jax.Array
-    any_masked: jax.Array
-    broken: jax.Array
+    flags: jax.Array
+    following: jax.Array | None
 
 
 def write_rows(buffer: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
@@ -89,7 +93,7 @@ class StepPrograms:
 
     Attributes:
       sinks: leading positions always kept; ``selected``: K's capacity.
-      rule, confidence, ban_mask: see ``GenerationConfig``.
+      rule, confidence, ban_mask: see ``diffusion.rules.Rule``.
       sampled: False when every slot decodes greedily, which needs no sorting of logits.
       rotates: merged queries are rotated by B positions.
     """
@@ -111,25 +115,37 @@ class StepPrograms:
     def decide(
         self, shell: Any, x: jax.Array, state: BlockState, decoding: Decoding, step: jax.Array
     ) -> Decision:
-        """Head, proposal and acceptance for the denoising group x [N, B, hidden]."""
+        """Head, proposal, acceptance and edits for the denoising group x [N, B, hidden]."""
         logits = shell.head(x)
         if self.ban_mask:
             logits = ban(logits, self.config.mask_token_id)
+        following = None
+        if self.config.shifts_logits:
+            # The first position of a block is always known: what its row says is never used.
+            following = greedy(logits[:, -1:])[0][:, 0]
+            logits = jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
         argmax, sure = greedy(logits)
-        proposal = argmax
+        tokens, distribution = argmax, logits
         if self.sampled:
-            proposal, sure = sample(
-                logits, decoding.sampling, state.start // self.block, step, self.confidence
-            )
+            index = state.start // self.block
+            tokens, sure = sample(logits, decoding.sampling, index, step, self.confidence)
+            distribution = measured(logits, decoding.sampling, self.confidence)
         # A slot without finite confidences ends its block like any other and fails alone.
         finite = jnp.isfinite(sure)
         broken = state.broken | (state.masked & ~finite).any(axis=1)
-        sure = jnp.where(finite, sure, 0.0)
-        due = quota(decoding.steps, self.block, step)
-        chosen = accept(state.masked, sure, due, decoding.threshold, self.rule)
-        masked = state.masked & ~chosen
-        tokens = jnp.where(chosen, proposal, state.tokens)
-        return Decision(tokens, masked, argmax, masked.any(), broken)
+        spread = None
+        if self.rule.strategy == "entropy_bounded":
+            spread = jnp.where(finite, entropy(distribution), 0.0)
+        block, masks_left, unsettled = advance(
+            Block(state.tokens, state.masked, state.editing),
+            Proposal(tokens, jnp.where(finite, sure, 0.0), spread),
+            decoding.limits,
+            step,
+            self.rule,
+            None if self.ban_mask else self.config.mask_token_id,
+        )
+        flags = jnp.stack([masks_left.any(), unsettled.any()])
+        return Decision(state._replace(**block._asdict(), broken=broken), argmax, flags, following)
 
     def _own(self, kind: str, buffer: Buffer, k: jax.Array, v: jax.Array, row: jax.Array) -> Buffer:
         if kind == "pool":

@@ -1,0 +1,35 @@
+"""What a selector wants from the main stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from herald_jax.engine.step_programs import Queries
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """What the selector wants from the main stream, and whom to tell.
+
+    Attributes:
+      masks: tokens of the next block that step 1 carries along, beside the draft.
+      representative: the only one of them stands at the centre and is handed over with the draft's
+        KV; otherwise they are the whole block and give merged queries.
+      attends_draft: the masks attend the draft, not only the committed blocks.
+      merge_step: the step whose merged queries are captured, or None.
+      begin: called once with (representative, drafts, queries) as soon as they are queued.
+    """
+
+    masks: int
+    representative: bool
+    attends_draft: bool
+    merge_step: int | None
+    begin: Callable[[jax.Array | None, list[jax.Array] | None, list[Queries] | None], None]
+
+    @property
+    def begin_step(self) -> int:
+        """The step that has all that the selector wants."""
+        return 1 if self.masks else self.merge_step or 0
