@@ -94,6 +94,7 @@ def examine() -> dict[str, Any]:
         "bandwidth": _bandwidth(room),
         "transfer": _transfer(device),
         "attention": _attention(device.platform),
+        "experts": _experts(device.platform),
     }
 
 
@@ -188,6 +189,16 @@ def _attention(platform_name: str) -> dict[str, Any]:
     }
 
 
+def _experts(platform_name: str) -> dict[str, Any]:
+    """What multiplies the experts of a mixture in bfloat16 here, and why."""
+    import jax.numpy as jnp
+
+    from herald_jax.models.moe import default_implementation
+
+    name, reason = default_implementation(jnp.dtype(jnp.bfloat16), platform_name)
+    return {"implementation": name, "reason": reason}
+
+
 def _lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     devices = ", ".join(
@@ -220,5 +231,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "attention": f"bfloat16 {attention['implementation']} "
         f"{'agrees with' if attention['agrees'] else 'DIFFERS from'} plain XLA (largest "
         f"difference {attention['largest_difference']:g})",
+        "experts": f"bfloat16 {report['experts']['implementation']} "
+        f"({report['experts']['reason']})",
     }
     return [f"{name:<16} {text}" for name, text in rows.items()]

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from herald_jax.models import grouped
 from herald_jax.models.config import ExpertsConfig
 from herald_jax.models.layers import GatedMlp
+
+Implementation = Literal["reference", "grouped", "tokamax"]
+
+#: Widths that the tiles of tokamax's kernel divide: hidden sizes, and inner widths of an expert.
+HIDDEN_STEP, INNER_STEP = 128, 128
+
+PYTHON = sys.version_info[:2]
 
 
 def route_sigmoid(
@@ -112,12 +125,12 @@ class MixtureOfExperts(nnx.Module):
         if config.shared_size:
             self.shared = GatedMlp(hidden, config.shared_size, dtype, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [..., hidden] to [..., hidden]."""
+    def __call__(self, x: jax.Array, *, implementation: Implementation | None = None) -> jax.Array:
+        """Maps [..., hidden] to [..., hidden]; ``implementation`` as ``mix``."""
         tokens = x.reshape(-1, x.shape[-1])
         weights, ids = self.router(tokens)
-        experts = self.experts
-        out = mix(tokens, weights, ids, experts.gate[...], experts.up[...], experts.down[...])
+        gate, up, down = (getattr(self.experts, name)[...] for name in ("gate", "up", "down"))
+        out = mix(tokens, weights, ids, gate, up, down, implementation=implementation)
         out = out.reshape(x.shape)
         return out + self.shared(x) if hasattr(self, "shared") else out
 
@@ -129,21 +142,134 @@ def mix(
     gate: jax.Array,
     up: jax.Array,
     down: jax.Array,
+    *,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Weighted sum of the chosen experts' outputs, accumulated in fp32.
 
     Args:
       x: [T, hidden].
-      weights: float32 [T, k]; ``ids``: int32 [T, k].
+      weights: float32 [T, k]; ``ids``: int32 [T, k], no expert twice for a token.
       gate, up: [E, hidden, inner]; ``down``: [E, inner, hidden].
+      implementation: "reference" computes every expert for every token; "grouped" runs anywhere
+        and computes what is taken; "tokamax" is the fastest on a CUDA device, in bfloat16. None
+        takes ``default_implementation``.
 
     Returns:
       [T, hidden] in the dtype of ``x``.
+
+    Raises:
+      ValueError: the implementation is unknown or does not apply here.
     """
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    share = jnp.zeros((x.shape[0], gate.shape[0]), jnp.float32)
+    if implementation is None:
+        implementation, _ = default_implementation(x.dtype, None, gate.shape[1], gate.shape[2])
+    elif reason := obstacle(implementation, x.dtype, None, gate.shape[1], gate.shape[2]):
+        raise ValueError(f"experts cannot use {implementation}: {reason}")
+    if implementation == "reference":
+        return _everywhere(x, weights, ids, gate, up, down)
+    run = functools.partial(grouped.run, weights=weights, ids=ids, gate=gate, up=up, down=down)
+    if implementation == "tokamax":
+        return run(grouped.ragged, x)
+    return jax.lax.platform_dependent(
+        x,
+        cpu=functools.partial(run, grouped.tiled),
+        default=functools.partial(run, grouped.padded),
+    )
+
+
+def default_implementation(
+    dtype: jnp.dtype, platform: str | None = None, hidden: int = 2048, inner: int = 512
+) -> tuple[Implementation, str]:
+    """The implementation that ``mix`` takes when it is left the choice.
+
+    Args:
+      dtype: of the weights.
+      platform: of the device, as ``jax.Device.platform``; None for the default device.
+      hidden, inner: widths of the network and of one expert.
+
+    Returns:
+      its name and, in a few words, why it is that one.
+
+    Raises:
+      ValueError: the environment variable HERALD_EXPERTS names what is unknown or cannot be used.
+    """
+    forced = os.environ.get("HERALD_EXPERTS")
+    if forced:
+        if reason := obstacle(forced, dtype, platform, hidden, inner):
+            raise ValueError(f"HERALD_EXPERTS: experts cannot use {forced}: {reason}")
+        return forced, "HERALD_EXPERTS"  # type: ignore[return-value]
+    reason = obstacle("tokamax", dtype, platform, hidden, inner)
+    return ("grouped", reason) if reason else ("tokamax", "bfloat16 on a CUDA device")
+
+
+def obstacle(
+    implementation: str, dtype: jnp.dtype, platform: str | None, hidden: int, inner: int
+) -> str | None:
+    """Why an implementation cannot be used, in a few words; None where it can.
+
+    Arguments as ``default_implementation``.
+    """
+    if implementation not in get_args(Implementation):
+        return f"there are only {', '.join(get_args(Implementation))}"
+    if implementation != "tokamax":
+        return None
+    if (platform or jax.default_backend()) not in ("gpu", "cuda"):
+        return "the device is not a CUDA GPU"
+    if dtype != jnp.bfloat16:
+        return f"tokamax multiplies bfloat16, not {jnp.dtype(dtype).name}"
+    if hidden % HIDDEN_STEP or inner % INNER_STEP:
+        return (
+            f"tokamax needs widths in steps of {HIDDEN_STEP} (hidden) and {INNER_STEP} (inner), "
+            f"not {hidden} and {inner}"
+        )
+    return tokamax_obstacle()
+
+
+@functools.cache
+def tokamax_obstacle() -> str | None:
+    """Whether tokamax imports and has a kernel for this device, asked once a process."""
+    if PYTHON < (3, 12):
+        return "tokamax needs Python 3.12"
+    try:
+        import tokamax  # noqa: F401
+    except ModuleNotFoundError as error:
+        missing = f" ({error.name} is missing)" if error.name != "tokamax" else ""
+        return f"tokamax is not installed{missing}: pip install 'herald-jax[cuda-moe]'"
+    except Exception as error:  # Made for another version of JAX it fails in any way.
+        return f"tokamax does not import: {_first_line(error)}"
+
+    def probe() -> jax.Array:
+        x, wide = jnp.zeros((8, 128), jnp.bfloat16), jnp.zeros((1, 128, 128), jnp.bfloat16)
+        return grouped.ragged(x, grouped.assign(jnp.zeros((8, 1), jnp.int32), 1), wide, wide, wide)
+
+    try:
+        jax.eval_shape(probe)
+    except Exception as error:  # Kernels refuse a device as they like.
+        return f"tokamax refuses this device: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _everywhere(
+    x: jax.Array,
+    weights: jax.Array,
+    ids: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+) -> jax.Array:
+    """Every expert for every token, one expert after the other."""
+    share = jnp.zeros((len(x), len(gate)), jnp.float32)
     share = share.at[jnp.arange(len(x))[:, None], ids].add(weights)
-    inner = jax.nn.silu(jnp.einsum("th,ehi->tei", x, gate, precision=precision))
-    inner = inner * jnp.einsum("th,ehi->tei", x, up, precision=precision)
-    out = jnp.einsum("tei,eih->teh", inner, down, precision=precision).astype(jnp.float32)
-    return jnp.einsum("teh,te->th", out, share, precision="highest").astype(x.dtype)
+
+    def one(total: jax.Array, expert: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        counts, *matrices = expert
+        out = grouped.gated_mlp(x, *matrices).astype(jnp.float32)
+        return total + counts[:, None] * out, None
+
+    return jax.lax.scan(one, jnp.zeros(x.shape, jnp.float32), (share.T, gate, up, down))[0].astype(
+        x.dtype
+    )
