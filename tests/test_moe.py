@@ -82,7 +82,7 @@ def test_sigmoid_router_is_that_of_the_reference(config: ExpertsConfig, tied: bo
     bias = bias_of(rng, config.count)
     if tied:  # Values whose sums fp32 holds exactly: equal in any order of operations.
         logits, bias = np.zeros_like(logits), np.round(bias * 2) / 2
-    weights, ids = moe.route_sigmoid(jnp.asarray(logits), jnp.asarray(bias), config)
+    weights, ids = jax.jit(moe.route_sigmoid, static_argnums=2)(logits, bias, config)
     wanted, wanted_ids = moe_reference.route_sigmoid(logits, bias, config)
     np.testing.assert_array_equal(ids, wanted_ids)
     np.testing.assert_allclose(weights, wanted, rtol=1e-5)
@@ -114,7 +114,7 @@ def test_random_scores_tell_minus_infinity_from_zero() -> None:
 def test_softmax_router_is_that_of_the_reference(config: ExpertsConfig, tied: bool) -> None:
     logits = np.random.default_rng(1).standard_normal((200, 16)).astype(np.float32) * 3
     logits = np.round(logits) if tied else logits
-    weights, ids = moe.route_softmax(jnp.asarray(logits), config)
+    weights, ids = jax.jit(moe.route_softmax, static_argnums=1)(logits, config)
     wanted, wanted_ids = moe_reference.route_softmax(logits, config)
     np.testing.assert_array_equal(ids, wanted_ids)
     np.testing.assert_allclose(weights, wanted, rtol=1e-5)
@@ -204,11 +204,17 @@ def test_grouped_memory_does_not_grow_with_the_experts(dtype: str) -> None:
     assert analysis.temp_size_in_bytes < experts * hidden * inner * 4 / 4
 
 
-@pytest.mark.parametrize("way", ["reference", "grouped"])
+@pytest.mark.parametrize("way", ["reference", "padded"])
 def test_float32_asks_for_full_precision(way: str) -> None:
     arguments = mixture(np.random.default_rng(7), 5, 4, 2)
-    precisions = product_precisions(lambda *a: moe.mix(*a, implementation=way), *arguments)
-    assert precisions
+
+    def compute(*arrays: jax.Array) -> jax.Array:
+        if way == "reference":
+            return moe.mix(*arrays, implementation="reference")
+        return grouped.run(grouped.padded, *arrays)
+
+    precisions = product_precisions(compute, *arguments)
+    assert len(precisions) == 3
     assert all(str(each).count("HIGHEST") == 2 for each in precisions)
 
 
@@ -223,8 +229,9 @@ def test_whole_mixture_is_router_experts_and_shared_expert() -> None:
     )
     matrices = [np.asarray(getattr(layer.experts, name)[...]) for name in ("gate", "up", "down")]
     wanted = moe_reference.mix(tokens, *routing, *matrices).reshape(x.shape) + layer.shared(x)
+    compute = nnx.jit(lambda layer, x, way: layer(x, implementation=way), static_argnums=2)
     for way in ("reference", "grouped", None):
-        np.testing.assert_allclose(layer(x, implementation=way), wanted, atol=near(2e-5), rtol=0)
+        np.testing.assert_allclose(compute(layer, x, way), wanted, atol=near(2e-5), rtol=0)
 
 
 # --- Which implementation

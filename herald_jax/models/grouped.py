@@ -13,9 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-#: Rows of a tile on the CPU and of an expert's share of a batch. Neither depends on the number of
-#: tokens, and so neither does what a token gets.
-TILE, CAPACITY = 8, 64
+#: Rows of a tile on the CPU, and of an expert in a batch. Neither depends on the number of tokens,
+#: and so neither does what a token gets.
+TILE, CAPACITY = 8, 128
 
 
 class Assignments(NamedTuple):
@@ -76,11 +76,15 @@ def tiled(
         expert = jnp.searchsorted(ends, tile, side="right")
         start = taken.starts[expert] + TILE * (tile - ends[expert] + tiles[expert])
         some = jax.lax.dynamic_slice_in_dim(x, start, TILE)
-        # Without the barrier XLA converts half-precision weights of all experts before the loop.
-        weights = jax.lax.optimization_barrier((gate[expert], up[expert], down[expert]))
-        return jax.lax.dynamic_update_slice_in_dim(out, gated_mlp(some, *weights), start, 0)
+        made = gated_mlp(some, gate[expert], up[expert], down[expert])
+        return jax.lax.dynamic_update_slice_in_dim(out, made, start, 0)
 
-    return jax.lax.fori_loop(0, ends[-1], one, jnp.zeros_like(x))[:-TILE]
+    def body(tile: jax.Array, out: jax.Array) -> jax.Array:
+        # This always holds, but not to XLA's CPU backend: it knows no slice of bfloat16, and would
+        # widen the weights of all experts to fp32 ahead of a loop without a condition.
+        return jax.lax.cond(tile < ends[-1], one, lambda _, out: out, tile, out)
+
+    return jax.lax.fori_loop(0, ends[-1], body, jnp.zeros_like(x))[:-TILE]
 
 
 def padded(
