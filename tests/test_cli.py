@@ -110,6 +110,22 @@ def test_json_summary_has_the_promised_keys(
     assert summary["result"]["usage"] == {"prompt_tokens": 88, "completion_tokens": 12}
 
 
+def test_rules_and_options_of_single_requests_reach_the_engine(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["--rule", "llada2.1", "--threshold", 0.3, "--steps", 4, "--max-post-steps", 2]
+    assert generate(model, "--prompt", "some words", *both, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rule"] == "llada2.1"
+    path = tmp_path / "in.jsonl"
+    lines = [{"prompt": "x"}, {"prompt": "x", "threshold": 2}]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    flags = ["--allow-mask", "--no-clamp-quota", "--compare", "ge", "--fallback", "leftmost"]
+    assert generate(model, "--requests", path, *flags) == 1
+    good, bad = sorted(map(json.loads, capsys.readouterr().out.splitlines()), key=lambda r: r["id"])
+    assert "error" not in good
+    assert "request 1: threshold 2 cannot be used: give a number from 0 to 1" in bad["error"]
+
+
 def test_requests_deliver_the_good_ones_and_name_the_unknown_field(
     model: Path, requests: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +219,13 @@ WRONG = [
     (["generate", "--prompt", "a", "--budget", "x"], "--budget"),
     (["generate", "--prompt", "a", "--budget", "1", "--budget-tokens", "9"], "exclude each other"),
     (["generate", "--prompt", "a", "--steps", "4", "--threshold", "1"], "exclude each other"),
+    (
+        ["generate", "--prompt", "a", "--rule", "magic"],
+        "--rule 'magic' is unknown: use one of sdar",
+    ),
+    (["generate", "--prompt", "a", "--strategy", "x"], "--strategy 'x' is unknown: use one of dyn"),
+    (["generate", "--prompt", "a", "--edit-threshold", "2"], "--edit-threshold 2.0"),
+    (["generate", "--prompt", "a", "--small-block", "0"], "--small-block 0"),
     (["generate", "--prompt", "a", "--device-memory", "80 apples"], "--device-memory '80 apples'"),
     (["generate", "--prompt", "a", "--host-memory", "0GB"], "--host-memory '0GB'"),
     (["generate", "--prompt", "a", "--dtype", "int8"], "--dtype"),

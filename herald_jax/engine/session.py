@@ -157,7 +157,8 @@ class Session:
             sinks=self.config.sinks,
             selected=self.shape.selected,
             rule=AcceptRule.of(rule),
-            confidence=rule.confidence,
+            # Without sampling nothing is filtered, and rules share what is compiled.
+            confidence=rule.confidence if sampled else "unfiltered",
             sampled=sampled,
             ban_mask=rule.ban_mask,
             rotates=once.rotates if once else True,
