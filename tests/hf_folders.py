@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import published
 from safetensors.numpy import save_file
 
 CONFIG: dict[str, Any] = {
@@ -35,32 +36,12 @@ CONFIG: dict[str, Any] = {
 
 
 def tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random fp32 tensors under Hugging Face names; the shapes are written out by hand here."""
+    """Random fp32 tensors under the names and in the shapes that the family publishes."""
     draw = np.random.default_rng(seed)
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
+    return {
+        name: draw.normal(size=shape).astype(np.float32)
+        for name, shape in published.shapes(config).items()
     }
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    for i in range(config["num_hidden_layers"]):
-        layer = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q),
-            "self_attn.q_norm": (dim,),
-            "self_attn.k_norm": (dim,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    return {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def write(
