@@ -69,10 +69,14 @@ class Parameter:
             self._arranged(self._cut(tensor.view()), place)
         return out
 
-    def not_finite(self, values: np.ndarray[Any, Any]) -> list[str]:
-        """The names of its tensors that have NaN or infinity in what was read."""
+    def problems(self, values: np.ndarray[Any, Any]) -> list[str]:
+        """A phrase for each of its tensors that has NaN or infinity in what was read."""
         parts = values if self.way.stacked else [values]
-        return [name for name, part in zip(self.names, parts, strict=True) if not is_finite(part)]
+        return [
+            f"{name}: has values that are not finite in {self.dtype}"
+            for name, part in zip(self.names, parts, strict=True)
+            if not is_finite(part)
+        ]
 
     def _cut(self, stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The rows that are this parameter's, of a tensor that holds several."""

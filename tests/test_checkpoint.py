@@ -156,10 +156,10 @@ def test_restores_onto_any_device_count(saved, tmp_path):
 def test_what_is_no_checkpoint_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist; make it with `herald convert"):
         checkpoint.load(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"not a herald checkpoint \(no herald.json\)$"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint \(no herald.json\)$"):
         checkpoint.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="Hugging Face checkpoint: convert it with"):
+    with pytest.raises(CheckpointError, match="config.json: model_type"):
         checkpoint.load(tmp_path)
 
 
