@@ -159,7 +159,7 @@ def test_what_is_no_checkpoint_says_so(tmp_path):
     with pytest.raises(CheckpointError, match=r"is not a checkpoint \(no herald.json\)$"):
         checkpoint.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="config.json: model_type"):
+    with pytest.raises(CheckpointError, match=r"config\.json: model_type"):
         checkpoint.load(tmp_path)
 
 
