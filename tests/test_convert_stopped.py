@@ -18,6 +18,7 @@ from checkpoints_convert import convert
 from checkpoints_convert.__main__ import main
 from herald_jax import checkpoint
 from herald_jax.checkpoint import CheckpointError
+from herald_jax.cli import main as herald
 
 
 class TestRefusals:
@@ -67,6 +68,14 @@ class TestRefusals:
         hf_folders.write(tmp_path / "hf")
         said = self.refusal(capsys, tmp_path / "hf", tmp_path / "out", "--dtype", "float8_e4m3fn")
         assert said == "error: dtype 'float8_e4m3fn' is not supported; use bfloat16 or float32"
+
+    def test_rule(self, tmp_path, capsys):
+        hf_folders.write(tmp_path / "hf")
+        said = self.refusal(capsys, tmp_path / "hf", tmp_path / "out", "--rule", "llada9")
+        assert said.startswith("error: --rule 'llada9' is unknown: use one of sdar, ")
+        assert herald(["convert", str(tmp_path / "hf"), str(tmp_path / "out"), "--rule", "no"]) == 2
+        assert "--rule 'no' is unknown" in capsys.readouterr().err
+        assert os.listdir(tmp_path) == ["hf"]
 
     def test_output_cannot_be_written(self, tmp_path, capsys):
         hf_folders.write(tmp_path / "hf")
