@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from checkpoints_convert.convert import convert
 from herald_jax.checkpoint import DTYPES
+from herald_jax.diffusion.rules import RULES, rule_named
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,11 +19,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", metavar="OUT", help="checkpoint directory to create")
     parser.add_argument("--dtype", default="bfloat16", help=" or ".join(DTYPES))
     parser.add_argument("--block-size", type=int, help="decode by blocks of this size instead")
-    parser.add_argument("--rule", help="decode by this generation rule instead")
+    parser.add_argument("--rule", metavar="NAME", help=f"decode by one of {', '.join(RULES)}")
     parser.add_argument("--force", action="store_true", help="replace a checkpoint at OUT")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args(argv)
     try:
+        if options.rule is not None:
+            rule_named(options.rule)
         report = convert(
             options.src,
             options.out,

@@ -70,11 +70,8 @@ def convert(
         problems: list[str] = []
         for done, (item, paths) in enumerate(items.items(), start=1):
             arrays = {path: parameters[path].read() for path in paths}
-            problems += [
-                f"{name}: has values that are not finite in {dtype}"
-                for path, array in arrays.items()
-                for name in parameters[path].not_finite(array)
-            ]
+            for path, array in arrays.items():
+                problems += parameters[path].problems(array)
             # After a bad tensor the others are only looked at, for one report of them all.
             if not problems:
                 writer.put(item, arrays)

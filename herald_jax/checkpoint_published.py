@@ -41,14 +41,12 @@ def read(source: Source, place: Callable[[str, tuple[int, ...]], Sharding]) -> d
     arrays = {}
     for path, parameter in source.parameters.items():
         values = parameter.read()
-        bad = parameter.not_finite(values)
-        if bad:
-            raise CheckpointError(
-                f"{source.folder} is damaged: {bad[0]} has values that are not finite in "
-                f"{source.dtype}; download it again"
-            )
-        # Copied, or a CPU's array would be a view of the file; and waited for, or the host would
-        # hold the parameters that are on their way.
-        put = jax.device_put(values, place(path, parameter.shape), may_alias=False)
+        if problems := parameter.problems(values):
+            raise CheckpointError(f"{source.folder} is damaged: {problems[0]}; download it again")
+        if not values.flags.writeable:
+            # A view of the mapped file, which a CPU's array would be as well: files may change.
+            values = values.copy()
+        # Waited for, or the host would hold all the parameters that are on their way.
+        put = jax.device_put(values, place(path, parameter.shape))
         arrays[path] = jax.block_until_ready(put)
     return arrays

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hf_folders
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +121,7 @@ from herald_jax.models import registry
 assert jax.device_count() == 4
 mesh = jax.make_mesh((4,), ("x",))
 _, single = checkpoint.load(sys.argv[1])
+_, direct = checkpoint.load(sys.argv[3])
 whole = NamedSharding(mesh, P())
 def split(path, shape):
     return NamedSharding(mesh, P(None, "x")) if path.endswith(".kernel") else whole
@@ -131,6 +133,12 @@ for place, devices, share in ((whole, 4, 1), (split, 4, 4)):
         part = value.addressable_shards[0].data.size * (share if "kernel" in path else 1)
         assert part == value.size, path
         np.testing.assert_array_equal(np.asarray(value), np.asarray(expected[path]))
+    _, read = checkpoint.load(sys.argv[3], sharding=place)
+    for path, value in registry.parameters(read).items():
+        assert len(value.sharding.device_set) == devices, path
+        np.testing.assert_array_equal(
+            np.asarray(value), np.asarray(registry.parameters(direct)[path])
+        )
     checkpoint.save(sys.argv[2] + str(share), model.config, model)
     _, again = checkpoint.load(sys.argv[2] + str(share))
     for path, value in registry.parameters(again).items():
@@ -141,10 +149,14 @@ print("equal")
 
 
 def test_restores_onto_any_device_count(saved, tmp_path):
-    """Saved by one device; restored onto one of four, replicated on four, and split over four."""
+    """Saved by one device; restored onto one of four, replicated on four, and split over four.
+
+    A Hugging Face folder likewise.
+    """
+    hf_folders.write(tmp_path / "hf")
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", _DEVICES, saved, tmp_path / "again"],
+        [sys.executable, "-c", _DEVICES, saved, tmp_path / "again", tmp_path / "hf"],
         env={**os.environ, **flags},
         capture_output=True,
         text=True,
@@ -156,10 +168,10 @@ def test_restores_onto_any_device_count(saved, tmp_path):
 def test_what_is_no_checkpoint_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist; make it with `herald convert"):
         checkpoint.load(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"not a herald checkpoint \(no herald.json\)$"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint \(no herald.json\)$"):
         checkpoint.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="Hugging Face checkpoint: convert it with"):
+    with pytest.raises(CheckpointError, match=r"config\.json: model_type"):
         checkpoint.load(tmp_path)
 
 

@@ -11,6 +11,8 @@ import typer
 from herald_jax.checkpoint_folder import is_hugging_face
 from herald_jax.cli.console import Interrupted, Progress, Refused, note, refusals
 from herald_jax.cli.options import Dtype, Json
+from herald_jax.cli.rule_options import RuleName
+from herald_jax.diffusion.rules import rule_named
 
 
 def hint_to_convert(model: str) -> None:
@@ -34,14 +36,7 @@ def convert(
             help="Positions decoded together.",
         ),
     ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="the checkpoint's own",
-            help="Generation rule to decode by.",
-        ),
-    ] = None,
+    rule: RuleName = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at OUT.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +55,8 @@ def convert(
 
     try:
         with refusals(), Progress() as progress:
+            if rule is not None:
+                rule_named(rule)
             report = run(
                 src,
                 out,
