@@ -44,9 +44,11 @@ def make_model(config: ModelConfig, seed: int) -> Decoder:
 
     def sharpen(path, leaf):
         noise = jax.random.normal(next(keys), leaf.shape, leaf.dtype)
+        if "router" in str(path) and leaf.ndim == 1:
+            return 0.8 * noise - 1
         if leaf.ndim == 1:
             return 1 + 0.3 * noise
-        return 0.5 * noise if "embedding" in str(path) else noise * (1.5 / leaf.shape[0] ** 0.5)
+        return 0.5 * noise if "embedding" in str(path) else noise * (1.5 / leaf.shape[-2] ** 0.5)
 
     graph, state = nnx.split(model)
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(sharpen, state))

@@ -29,5 +29,5 @@ def advance(session) -> np.ndarray:
     for index, slot in session.batch.active():
         prompt = len(slot.request.prompt_ids)
         slot.generated += tokens[index][max(0, prompt - slot.start) :].tolist()
-        slot.start += TINY.block_size
+        slot.start += session.shape.block_size
     return tokens

@@ -95,7 +95,8 @@ def llada21(task: Task, threshold: float, editing: float, post_steps: int) -> li
         cut = slice(start, start + task.block)
         given = torch.arange(start, start + task.block) < len(task.prompt)
         post = 0
-        while True:
+        # The published loop has no end where masks come back for ever; engines stop it here.
+        for _ in range(task.block + post_steps + 1):
             masked = torch.tensor(row[cut] == task.mask)
             if not masked.any():
                 post += 1
