@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from herald_jax.models import registry
-from herald_jax.models.config import ModelConfig
+from herald_jax.models.config import ExpertsConfig, ModelConfig
 
 SHAPES = {
     "sdar-8b": ModelConfig(
@@ -26,6 +27,34 @@ SHAPES = {
         block_size=32,
         mask_token_id=151669,
         exact_layers=2,
+    ),
+    "llada2.0-mini": ModelConfig(
+        family="llada2",
+        vocab_size=157184,
+        hidden_size=2048,
+        num_layers=20,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=128,
+        intermediate_size=5120,
+        rope_theta=6e5,
+        rotary_dim=64,
+        max_position_embeddings=1 << 20,
+        block_size=32,
+        mask_token_id=156895,
+        exact_layers=2,
+        rule="llada2.0",
+        experts=ExpertsConfig(
+            count=256,
+            per_token=8,
+            intermediate_size=512,
+            router="sigmoid",
+            groups=8,
+            groups_per_token=4,
+            scale=2.5,
+            shared_size=512,
+            dense_layers=(0,),
+        ),
     ),
     "tiny": ModelConfig(
         family="sdar",
@@ -57,12 +86,11 @@ def random_model(config: ModelConfig, dtype: str, seed: int = 0) -> Any:
     return nnx.merge(graph, jax.tree.unflatten(tree, filled))
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _fill(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
-    return jax.jit(
-        lambda key: (jax.random.normal(key, shape, dtype) * shape[-2] ** -0.5).astype(dtype)
-    )(key)
+    return (jax.random.normal(key, shape, dtype) * shape[-2] ** -0.5).astype(dtype)
 
 
 def random_prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:

@@ -25,17 +25,25 @@ LENGTHS = (64, 65, 71, 3, 130)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 #: Family, changes to its config.json, its rule.
 CASES = {
-    "llada2.0": ("llada2", {}, GenerationConfig(max_new_tokens=20, threshold=0.6)),
-    "llada2.1": ("llada2", {}, GenerationConfig(max_new_tokens=20, rule="llada2.1")),
+    "llada2.0": (
+        "llada2",
+        {},
+        GenerationConfig(max_new_tokens=20, stop_token_ids=(), threshold=0.6),
+    ),
+    "llada2.1": (
+        "llada2",
+        {},
+        GenerationConfig(max_new_tokens=20, stop_token_ids=(), rule="llada2.1"),
+    ),
     "sdar-moe": (
         "sdar_moe",
         {"rope_scaling": YARN},
-        GenerationConfig(max_new_tokens=20, rule="sdar-sequential", steps=3),
+        GenerationConfig(max_new_tokens=20, stop_token_ids=(), rule="sdar-sequential", steps=3),
     ),
     "fast-dllm-v2": (
         "fast_dllm_v2",
         {},
-        GenerationConfig(max_new_tokens=20, threshold=0.4, small_block=4),
+        GenerationConfig(max_new_tokens=20, stop_token_ids=(), threshold=0.4, small_block=4),
     ),
 }
 
