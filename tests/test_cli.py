@@ -254,7 +254,8 @@ WRONG = [
     (["plan", "--budget-tokens", "1" + "0" * 20], "--budget-tokens"),
     (["plan", "--host-memory", "much"], "--host-memory 'much'"),
     (["convert", "absent", "out"], "SRC absent is not a folder"),
-    (["convert", ".", "out"], "no config.json"),
+    (["convert", ".", "../out"], "no config.json"),
+    (["convert", ".", "out"], "out and . lie in one another"),
     (["convert", ".", ""], "OUT is empty"),
     (["convert", "", "out"], "SRC is empty"),
 ]
@@ -345,9 +346,10 @@ def test_convert_makes_a_checkpoint_that_generates(
     family = registry.family_of(CONFIG)
     tensors = {}
     for path, value in registry.parameters(network).items():
-        name, transpose = family.tensor_name(path)
+        layer, (way,) = family.stored(CONFIG, path)
+        (name,) = way.names(layer)
         array = np.asarray(value)
-        tensors[name] = np.ascontiguousarray(array.T if transpose else array)
+        tensors[name] = np.ascontiguousarray(array.T if way.transposed else array)
     save_file(tensors, source / "model.safetensors")
     for name in ("config.json", "tokenizer.json"):
         (source / name).write_bytes((model / name).read_bytes())

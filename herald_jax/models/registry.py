@@ -82,7 +82,7 @@ def from_hf(
       ValueError: one sentence on what is unsupported, missing or contradictory.
     """
     family = find_family(hf)
-    read = family.read(hf)
+    read, yarn = family.read(hf), hf_config.yarn(hf)
     heads = positive(hf, "num_attention_heads")
     hidden = positive(hf, "hidden_size")
     if hf.get("head_dim") is None and hidden % heads:
@@ -111,7 +111,7 @@ def from_hf(
         head_dim=positive(hf, "head_dim", hidden // heads),
         intermediate_size=positive(hf, "intermediate_size"),
         rope_theta=hf_config.rope_theta(hf),
-        yarn=hf_config.yarn(hf),
+        yarn=yarn,
         rms_norm_eps=hf_config.real("rms_norm_eps", hf.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=hf_config.boolean(hf, "tie_word_embeddings"),
         max_position_embeddings=positive(hf, "max_position_embeddings"),
