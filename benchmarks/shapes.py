@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -71,6 +72,12 @@ SHAPES = {
         exact_layers=2,
     ),
 }
+
+SHAPES["tiny-experts"] = dataclasses.replace(
+    SHAPES["tiny"],
+    family="sdar_moe",
+    experts=ExpertsConfig(count=16, per_token=4, intermediate_size=64, router="softmax"),
+)
 
 
 def random_model(config: ModelConfig, dtype: str, seed: int = 0) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from networks import TINY, engine, prompts
+from networks import engine, prompts
 
 from herald_jax import GenerationConfig
 from herald_jax.engine.request import Request

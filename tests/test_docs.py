@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 import typer
 
-from herald_jax.cli import app
+from herald_jax.cli import app, main
+from herald_jax.diffusion.rules import RULES
 from herald_jax.engine.engine import EMBEDDED
+from herald_jax.models.registry import FAMILIES
 from herald_jax.selection import SELECTORS
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +67,18 @@ def test_every_method_has_a_row() -> None:
     table = (ROOT / "docs" / "selectors.md").read_text()
     named = re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)
     assert sorted(named) == sorted(SELECTORS)
+
+
+def test_the_tables_of_models_are_those_of_the_registry(capsys) -> None:
+    assert main(["models", "--markdown"]) == 0
+    assert capsys.readouterr().out in (ROOT / "docs" / "models.md").read_text()
+    assert main(["models", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {one["family"] for one in listed["families"]} == set(FAMILIES)
+    assert set(listed["rules"]) == set(RULES)
+    assert main(["models"]) == 0
+    assert "LLaDA2.1-flash" in capsys.readouterr().out
+    assert main(["models", "--json", "--markdown"]) == 2
 
 
 def test_files_that_the_documents_name_exist() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from checkpoints_convert import convert
 from herald_jax import Engine, EngineConfig, GenerationConfig, checkpoint
+from herald_jax.models import registry
 
 pytestmark = pytest.mark.oracle
 
@@ -99,3 +100,12 @@ def test_answers_equal_a_torch_loop(name: str, bans: bool, tmp_path: Path) -> No
         task = loops.Task(network, prompt, NEW, BLOCK, VOCAB - 1, STOPS, bans)
         assert results[str(index)].error is None
         assert results[str(index)].token_ids == loop(task), f"prompt of {len(prompt)} tokens"
+
+
+def test_what_the_registry_claims_is_what_is_compared() -> None:
+    compared: dict[str, set[str]] = {}
+    for model_type, options, _ in RULES.values():
+        family = registry.find_family({"model_type": model_type})
+        compared.setdefault(family.name, set()).add(options.get("rule", family.rule))
+    claimed = {family.name: set(family.verified.rules) for family in registry.FAMILIES.values()}
+    assert {name: rules for name, rules in claimed.items() if rules} == compared

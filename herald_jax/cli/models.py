@@ -12,6 +12,7 @@ from rich.table import Table
 
 from herald_jax.cli.console import Refused
 from herald_jax.cli.options import Json
+from herald_jax.diffusion.rules import RULES
 
 if TYPE_CHECKING:
     from herald_jax.models.family import Family
@@ -23,7 +24,7 @@ def models(
         bool, typer.Option("--markdown", help="Print Markdown tables, as the documentation has.")
     ] = False,
 ) -> None:
-    """List model families, the checkpoints known by name, and what was verified.
+    """List model families, the checkpoints known by name, generation rules, and what was verified.
 
     A folder of any supported family can be converted, whatever its name. A known name tells what
     config.json leaves out: the block size of SDAR's variants, the generation rule of LLaDA2.1.
@@ -38,12 +39,13 @@ def models(
     from herald_jax.models.registry import FAMILIES
 
     described = [describe(family) for family in FAMILIES.values()]
+    rules = {name: f"{rule.summary} ({rule.source})" for name, rule in RULES.items()}
     if as_json:
-        typer.echo(json.dumps({"families": described}))
+        typer.echo(json.dumps({"families": described, "rules": rules}))
     elif markdown:
         typer.echo("\n".join(markdown_lines(described)))
     else:
-        _print(described)
+        _print(described, rules)
 
 
 def describe(family: Family) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def describe(family: Family) -> dict[str, Any]:
         "verified": {
             "oracle": family.verified.oracle,
             "tolerance": family.verified.tolerance,
+            "rules": list(family.verified.rules),
         },
         "checkpoints": [
             {
@@ -81,6 +84,7 @@ FAMILY_TITLES = (
     "stop ids",
     "rule",
     "logits equal",
+    "answers equal",
 )
 CHECKPOINT_TITLES = ("checkpoint", "family", "parameters", "block", "rule")
 
@@ -97,6 +101,7 @@ def family_rows(described: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             _or_file(one["stop_token_ids"] and ", ".join(map(str, one["stop_token_ids"]))),
             one["rule"],
             f"{one['verified']['oracle']} within {one['verified']['tolerance']:g} (fp32)",
+            ", ".join(one["verified"]["rules"]) or "not compared",
         )
         for one in described
     ]
@@ -136,12 +141,13 @@ def markdown_lines(described: list[dict[str, Any]]) -> list[str]:
     return lines[1:]
 
 
-def _print(described: list[dict[str, Any]]) -> None:
+def _print(described: list[dict[str, Any]], rules: dict[str, str]) -> None:
     # Wide enough for every column where stdout is a file.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     for title, titles, rows in (
         ("Families", FAMILY_TITLES, family_rows(described)),
         ("Checkpoints known by name", CHECKPOINT_TITLES, checkpoint_rows(described)),
+        ("Generation rules", ("rule", "what it does"), list(rules.items())),
     ):
         table = Table(title=title)
         for name in titles:
@@ -150,7 +156,7 @@ def _print(described: list[dict[str, Any]]) -> None:
             table.add_row(*row)
         console.print(table)
     console.print(
-        "Logits were compared on random networks through `herald convert`; published weights were "
-        "not at hand.",
+        "Compared on random networks through `herald convert`, answers token for token with a "
+        "PyTorch loop under the rules named; published weights were not at hand.",
         highlight=False,
     )

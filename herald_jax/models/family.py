@@ -66,14 +66,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a family's logits were compared with.
+    """What a family was compared with.
 
     Attributes:
-      oracle: an independent implementation; ``tolerance``: largest difference in fp32.
+      oracle: an independent implementation of its network; ``tolerance``: the largest difference
+        of logits in fp32 that the tests let pass.
+      rules: generation rules whose greedy answers equal those of a loop over the oracle, token
+        for token.
     """
 
     oracle: str
     tolerance: float
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Family:
         configuration does not state its own; None where the family has none.
       mask_literal: the text that its tokenizer must map to the mask id, where that is certain.
       chat_template: Jinja source used where a checkpoint comes without its own.
-      checkpoints: published ones; ``verified``: what its logits were compared with.
+      checkpoints: published ones; ``verified``: what it was compared with.
     """
 
     name: str

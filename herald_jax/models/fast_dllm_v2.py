@@ -42,7 +42,7 @@ FAST_DLLM_V2 = Family(
     read,
     write,
     tensors,
-    Verified("transformers Qwen2ForCausalLM", 1e-4),
+    Verified("transformers Qwen2ForCausalLM", 1e-4, ("fast-dllm-v2", "fast-dllm-v2-chat")),
     rule="fast-dllm-v2",
     block_size=32,
     mask_token_id=151665,

@@ -121,7 +121,7 @@ LLADA2 = Family(
     read,
     write,
     tensors,
-    Verified("transformers Glm4MoeForCausalLM", 1e-4),
+    Verified("transformers Glm4MoeForCausalLM", 1e-4, ("llada2.0", "llada2.1", "llada2.1-speed")),
     rule="llada2.0",
     block_size=32,
     mask_token_id=156895,

@@ -47,7 +47,7 @@ SDAR = Family(
     read,
     write,
     tensors,
-    Verified("transformers Qwen3ForCausalLM", 1e-4),
+    Verified("transformers Qwen3ForCausalLM", 1e-4, ("sdar", "sdar-entropy")),
     rule="sdar",
     block_size=4,
     mask_token_id=MASK,
