@@ -9,6 +9,7 @@ import numpy as np
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.models.config import ModelConfig
+from herald_jax.models.grouped import CAPACITY
 
 LOGIT_COPIES = 2
 SCORE_COPIES = 3
@@ -108,11 +109,15 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     block, slots = config.block_size, shape.slots
     tokens = max(slots * (2 * block + 1), prefill_chunk)
     width = 2 * config.intermediate_size
+    fixed = 0
     if config.experts is not None:
-        # Every chosen expert has its own copy of the token, its inner row, and its answer in fp32.
-        each = 3 * config.hidden_size + 2 * config.experts.intermediate_size
-        width = max(width, config.experts.per_token * each)
-    activations = tokens * (4 * config.hidden_size + width) * itemsize
+        experts = config.experts
+        each = 2 * config.hidden_size + 2 * experts.intermediate_size
+        # Every chosen expert has its own copy of the token, its inner row and its answer.
+        width = max(width, experts.per_token * each)
+        # Where no kernel takes ragged groups, every expert's batch is padded.
+        fixed = experts.count * CAPACITY * each * itemsize
+    activations = tokens * (4 * config.hidden_size + width) * itemsize + fixed
     logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
     entry = 2 * config.num_kv_heads * config.head_dim * itemsize
     rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
