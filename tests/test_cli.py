@@ -15,7 +15,6 @@ from typing import Any
 import hf_folders
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import save_file
@@ -343,13 +342,7 @@ def test_convert_makes_a_checkpoint_that_generates(
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     _, network = checkpoint.load(model)
-    family = registry.family_of(CONFIG)
-    tensors = {}
-    for path, value in registry.parameters(network).items():
-        layer, (way,) = family.stored(CONFIG, path)
-        (name,) = way.names(layer)
-        array = np.asarray(value)
-        tensors[name] = np.ascontiguousarray(array.T if way.transposed else array)
+    tensors = hf_folders.tensors_of(network)
     save_file(tensors, source / "model.safetensors")
     for name in ("config.json", "tokenizer.json"):
         (source / name).write_bytes((model / name).read_bytes())

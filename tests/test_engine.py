@@ -220,8 +220,9 @@ def test_closing_during_a_generation_answers_every_request():
     assert answers(made, prompts((60,)), RULE)
 
 
-def test_a_failing_copy_to_the_device_is_an_error_not_a_corruption(monkeypatch):
-    made = engine("herald-draft", 0.2)
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_failing_copy_to_the_device_is_an_error_not_a_corruption(streams, monkeypatch):
+    made = engine("herald-draft", 0.2, retrieval_streams=streams)
     want = answers(made, prompts((60,)), RULE)
     with monkeypatch.context() as patch:
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -80,26 +82,34 @@ RULES: dict[str, tuple[str, dict[str, Any], Callable[[Any], list[int]]]] = {
 }
 
 
-@pytest.mark.parametrize("bans", [True, False], ids=["mask banned", "mask allowed"])
-@pytest.mark.parametrize("name", RULES)
-def test_answers_equal_a_torch_loop(name: str, bans: bool, tmp_path: Path) -> None:
-    model_type, options, loop = RULES[name]
+@functools.cache
+def networks(model_type: str) -> tuple[Any, Engine]:
+    """A torch network, and an engine over what the converter makes of it."""
     tiny = torch_networks.TinyNetwork(
         model_type, block_size=BLOCK, head_dim=16, hidden=64, layers=3, vocab=VOCAB, shards=2
     )
     network = torch_networks.build(tiny, seed=11)
-    torch_checkpoints.store(network, tiny, tmp_path / "hf")
-    convert(tmp_path / "hf", tmp_path / "ours", dtype="float32")
-    config, model = checkpoint.load(tmp_path / "ours")
+    with TemporaryDirectory() as folder:
+        torch_checkpoints.store(network, tiny, Path(folder) / "hf")
+        convert(Path(folder) / "hf", Path(folder) / "ours", dtype="float32")
+        config, model = checkpoint.load(Path(folder) / "ours")
+    return network, Engine(config, model, None, EngineConfig(method="dense", max_batch=4))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_answers_equal_a_torch_loop(name: str) -> None:
+    model_type, options, loop = RULES[name]
+    network, engine = networks(model_type)
     draw = np.random.default_rng(5)
     prompts = [draw.integers(0, VOCAB - 2, length).tolist() for length in LENGTHS]
-    generation = GenerationConfig(max_new_tokens=NEW, ban_mask=bans, **options)
-    with Engine(config, model, None, EngineConfig(method="dense", max_batch=4)) as engine:
+    for bans in (True, False):
+        generation = GenerationConfig(max_new_tokens=NEW, ban_mask=bans, **options)
         results = {result.id: result for result in engine.generate(prompts, generation)}
-    for index, prompt in enumerate(prompts):
-        task = loops.Task(network, prompt, NEW, BLOCK, VOCAB - 1, STOPS, bans)
-        assert results[str(index)].error is None
-        assert results[str(index)].token_ids == loop(task), f"prompt of {len(prompt)} tokens"
+        for index, prompt in enumerate(prompts):
+            task = loops.Task(network, prompt, NEW, BLOCK, VOCAB - 1, STOPS, bans)
+            said = f"prompt of {len(prompt)} tokens, mask {'banned' if bans else 'allowed'}"
+            assert results[str(index)].error is None
+            assert results[str(index)].token_ids == loop(task), said
 
 
 def test_what_the_registry_claims_is_what_is_compared() -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from herald_jax.cli.console import Refused, refusals
+from herald_jax.cli.console import Refused, note, refusals
 from herald_jax.cli.options import (
     MOST_TOKENS,
     BudgetFraction,
@@ -140,9 +140,9 @@ def plan(
 
 def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
     """Configuration and dtype of a checkpoint or of a Hugging Face config.json."""
+    from checkpoints_convert.names import configure
     from herald_jax import checkpoint
     from herald_jax.engine.engine import EMBEDDED
-    from herald_jax.models import registry
 
     path = EMBEDDED if model == "embedded" else Path(model)
     foreign = path / "config.json" if path.is_dir() else path
@@ -154,7 +154,10 @@ def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
         raise Refused(f"--model {foreign} cannot be read as JSON: {error}") from error
     if not isinstance(hf, dict):
         raise Refused(f"--model {foreign} is not a JSON object: give a config.json")
-    return registry.from_hf(hf, block_size=block_size), "bfloat16"
+    config, notes = configure(hf, foreign.parent, block_size=block_size)
+    for said in notes:
+        note(f"note: {said}")
+    return config, "bfloat16"
 
 
 def _numpy_dtype(name: str) -> Any:

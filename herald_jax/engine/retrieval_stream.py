@@ -157,6 +157,10 @@ class RetrievalStream:
                 self._current = None
                 raise EngineError(f"the retrieval stream failed: {error}") from error
         self._current = None
+        if any(pair is None for pair in retrieval.pool):
+            # Of several threads the one that did not start the copy does not know that it failed.
+            said = next(iter(retrieval.failures.values()), "a layer was not copied")
+            raise EngineError(f"the retrieval stream failed: {said}")
         self.timeline.retrieval_seconds += retrieval.seconds
         return retrieval
 

@@ -172,8 +172,15 @@ def build(config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> Decoder:
 
 def abstract(config: ModelConfig, dtype: jnp.dtype) -> Decoder:
     """The network with ``jax.ShapeDtypeStruct`` in place of arrays: its shapes, at no memory."""
-    model: Decoder = nnx.eval_shape(lambda: build(config, dtype, nnx.Rngs(0)))
+    model: Decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=_Keys(0)))
     return model
+
+
+class _Keys(nnx.Rngs):
+    """One key for all: nothing is drawn, and counting keys takes time that grows quadratically."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 def parameters(model: Decoder) -> dict[str, Any]:
