@@ -31,41 +31,13 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.environment import arguments, check_output, write
+from benchmarks.shapes import SHAPES
 from checkpoints_convert.source import open_folder
 from herald_jax import checkpoint
 from herald_jax.checkpoint_folder import PREFIX, CheckpointError
 from herald_jax.models import registry
-from herald_jax.models.config import ExpertsConfig, ModelConfig
+from herald_jax.models.config import ModelConfig
 
-SHAPES = {
-    "llada2.0-mini": ModelConfig(
-        family="llada2",
-        vocab_size=157184,
-        hidden_size=2048,
-        num_layers=20,
-        num_heads=16,
-        num_kv_heads=4,
-        head_dim=128,
-        intermediate_size=5120,
-        rope_theta=600000.0,
-        block_size=32,
-        mask_token_id=156895,
-        stop_token_ids=(156892,),
-        rule="llada2.0",
-        rotary_dim=64,
-        experts=ExpertsConfig(
-            count=256,
-            per_token=8,
-            intermediate_size=512,
-            router="sigmoid",
-            groups=8,
-            groups_per_token=4,
-            scale=2.5,
-            shared_size=512,
-            dense_layers=(0,),
-        ),
-    )
-}
 SAMPLE_SECONDS = 0.005
 SHARDS = 4
 
