@@ -7,11 +7,14 @@ import json
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import host_kernels
+
+#: Options that name files and folders of the machine.
+OUTPUTS = ("json", "plot", "folder")
 
 
 def environment() -> dict[str, Any]:
@@ -32,6 +35,10 @@ def environment() -> dict[str, Any]:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = "unknown"
+    try:
+        experts = f"tokamax {version('tokamax')}"
+    except PackageNotFoundError:
+        experts = "tokamax is not installed"
     return {
         "device": device.device_kind,
         "platform": device.platform,
@@ -40,6 +47,7 @@ def environment() -> dict[str, Any]:
         "threads": host_kernels.thread_count(),
         "python": platform.python_version(),
         "jax": version("jax"),
+        "experts": experts,
         "commit": commit,
     }
 
@@ -81,7 +89,11 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def write(path: Path | None, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Writes ``{"environment", "settings", "rows"}``, or prints it without a path."""
+    """Writes ``{"environment", "settings", "rows"}``, or prints it without a path.
+
+    Where output went is no setting of a measurement and is left out.
+    """
+    settings = {key: value for key, value in settings.items() if key not in OUTPUTS}
     head = json.dumps({"environment": environment(), "settings": settings}, indent=2)
     # A row a line: there may be thousands.
     lines = ",\n".join("    " + json.dumps(row) for row in rows)

@@ -5,8 +5,8 @@
 One row an implementation, number of tokens and routing: ``uniform`` at random, or ``skewed``, all
 tokens on the same k experts. Times are medians over groups of calls after warm-up, of ``mix``
 alone (sort, gather, products, sum). ``relative_error`` is against the plain reference in float32
-over the same weights. ``read_ms`` is how long one reading of the experts that are taken lasts,
-measured in the same run with a sum over them.
+over the same weights. ``read_ms`` is one reading of all weights, measured in the same run with a
+sum, times the share of the experts that are taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.environment import arguments, write
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, random_array
 from herald_jax.models import moe
 
 CALLS, GROUPS = 8, 7
@@ -44,11 +44,6 @@ def median_ms(run: Callable[..., jax.Array], *operands: jax.Array) -> float:
     return 1e3 * statistics.median(seconds)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return (jax.random.normal(key, shape, dtype) * shape[-2] ** -0.5).astype(dtype)
-
-
 def routing(tokens: int, experts: int, taken: int, skewed: bool) -> jax.Array:
     """int32 [tokens, taken], different experts for each token."""
     if skewed:
@@ -66,14 +61,14 @@ def measure(options: Any) -> list[dict[str, Any]]:
     count, hidden, inner = mixture.count, config.hidden_size, mixture.intermediate_size
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(count, hidden, inner)] * 2 + [(count, inner, hidden)]
-    weights = [_normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
+    weights = [random_array(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
     wide = [part.astype(jnp.float32) for part in weights]
     read = jax.jit(lambda *parts: sum(part.sum(dtype=jnp.float32) for part in parts))
     whole_ms = median_ms(read, *weights)
     rows = []
     for tokens in options.tokens:
         for skewed in (False, True):
-            x = _normal(jax.random.key(1), (tokens, hidden), dtype) * hidden**0.5
+            x = random_array(jax.random.key(1), (tokens, hidden), dtype) * hidden**0.5
             ids = routing(tokens, count, mixture.per_token, skewed)
             shares = jax.random.uniform(jax.random.key(2), ids.shape, jnp.float32)
             few = [part[:COMPARED] for part in (x.astype(jnp.float32), shares, ids)]
@@ -123,7 +118,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
             axis.plot(*points, style, marker="o", color=f"C{index}", label=f"{name}, {routed}")
     line = [row for row in rows if row["routing"] == "uniform"]
     floor = sorted({(row["tokens"], row["read_ms"]) for row in line})
-    axis.plot(*zip(*floor, strict=True), ":", color="grey", label="reading the experts taken")
+    axis.plot(*zip(*floor, strict=True), ":", color="grey", label="reading the weights")
     axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="milliseconds a layer")
     axis.set_xticks(sorted({row["tokens"] for row in rows}))
     axis.xaxis.set_major_formatter("{x:.0f}")

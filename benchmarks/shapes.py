@@ -89,12 +89,13 @@ def random_model(config: ModelConfig, dtype: str, seed: int = 0) -> Any:
     filled = []
     for index, leaf in enumerate(leaves):
         key = jax.random.fold_in(jax.random.key(seed), index)
-        filled.append(_fill(key, leaf.shape, leaf.dtype))
+        filled.append(random_array(key, leaf.shape, leaf.dtype))
     return nnx.merge(graph, jax.tree.unflatten(tree, filled))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _fill(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+def random_array(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Normal numbers of variance 1 / fan-in, the last axis but one; ones for a vector."""
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     return (jax.random.normal(key, shape, dtype) * shape[-2] ** -0.5).astype(dtype)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from herald_jax.diffusion.rules import rule_named
 from herald_jax.models import hf_config, registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.family import Checkpoint, Family
@@ -31,7 +32,8 @@ def configure(
     Raises:
       ValueError: the network is of no supported family or kind.
     """
-    named = published(folder, registry.find_family(hf))
+    family = registry.find_family(hf)
+    named = published(folder, family)
     own = hf_config.table(hf, "herald")
     notes = []
     if named is not None and named.block_size is not None and block_size is None:
@@ -47,7 +49,16 @@ def configure(
     if named is not None and named.rule is not None and rule is None and own.get("rule") is None:
         rule = named.rule
         notes.append(f"rule {rule} is taken from the name {named.name}")
-    return registry.from_hf(hf, block_size=block_size, rule=rule), tuple(notes)
+    others = {one.rule for one in family.checkpoints} - {None}
+    if named is None and rule is None and own.get("rule") is None and others:
+        notes.append(
+            f"the folder has none of the names that tell rules apart, so it decodes by "
+            f"{family.rule}; other checkpoints of its family need --rule "
+            f"{' or '.join(sorted(map(str, others)))}"
+        )
+    config = registry.from_hf(hf, block_size=block_size, rule=rule)
+    rule_named(config.rule, "config.json: rule")
+    return config, tuple(notes)
 
 
 def published(folder: Path, family: Family) -> Checkpoint | None:

@@ -38,6 +38,7 @@ from herald_jax.checkpoint_folder import (
     storing,
     uninterrupted,
 )
+from herald_jax.diffusion.rules import rule_named
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.decoder import Decoder
@@ -206,6 +207,7 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
     try:
         config = ModelConfig.from_json(header["model"])
         registry.check(config)
+        rule_named(config.rule, "rule")
         dtype = str(header["dtype"])
         check_dtype(dtype)
     except (ValueError, KeyError, TypeError) as error:

@@ -40,7 +40,10 @@ def read(source: Source, place: Callable[[str, tuple[int, ...]], Sharding]) -> d
     """
     arrays = {}
     for path, parameter in source.parameters.items():
-        values = parameter.read()
+        try:
+            values = parameter.read()
+        except OSError as error:
+            raise CheckpointError(f"{source.folder} cannot be read: {error}") from error
         if problems := parameter.problems(values):
             raise CheckpointError(f"{source.folder} is damaged: {problems[0]}; download it again")
         if not values.flags.writeable:

@@ -145,14 +145,6 @@ class Tokenizer:
         )
         return str(text)
 
-    def check_ids(self, ids: Sequence[int]) -> list[int]:
-        """Accepts raw prompt ids.
-
-        Raises:
-          ValueError: an id is the mask token, outside the vocabulary, or not an integer.
-        """
-        return check_ids(ids, self._config)
-
     @cached_property
     def _chat_text(self) -> re.Pattern[str]:
         """What a message must not write: reserved tokens and the marks of a turn.

@@ -42,7 +42,9 @@ def decode(model, config, prompt, generation: GenerationConfig) -> list[int]:
     for start in range(len(prompt) // block * block, total, block):
         end = start + block
         if config.shifts_logits and start >= max(len(prompt), 1):
-            tokens[start] = logits(start - 1, start)[0].argmax()
+            lead = logits(start - 1, start)[0]
+            lead[config.mask_token_id] = -np.inf
+            tokens[start] = lead.argmax()
             masked[start] = False
 
         def propose(step, current, start=start, end=end):

@@ -10,9 +10,9 @@ import tokenizer_folders
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from herald_jax.chat_templates import FAST_DLLM_V2_CHAT_TEMPLATE, LLADA2_CHAT_TEMPLATE
 from herald_jax.engine.intake import Intake
 from herald_jax.engine.request import Request, Result
+from herald_jax.models.chat_templates import FAST_DLLM_V2_CHAT_TEMPLATE, LLADA2_CHAT_TEMPLATE
 from herald_jax.models.config import ModelConfig
 from herald_jax.tokenizer import Tokenizer
 

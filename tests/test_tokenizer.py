@@ -167,7 +167,7 @@ def test_raw_ids_are_checked(ids, message):
 
 
 def test_good_ids_pass(tokenizer):
-    assert tokenizer.check_ids((0, 299, END)) == [0, 299, END]
+    assert check_ids((0, 299, END), CONFIG) == [0, 299, END]
 
 
 def test_load_refusals(tmp_path, folder):

@@ -16,9 +16,17 @@ from herald_jax.diffusion.rules import rule_named
 
 
 def hint_to_convert(model: str) -> None:
-    """Says that a folder is read as it was published, which takes longer than a converted one."""
+    """Says that a folder is read as it was published, and what was decided about it.
+
+    Raises:
+      CheckpointError: it cannot be read.
+    """
     if is_hugging_face(Path(model)):
         note(f"reading Hugging Face format; `herald convert {model} OUT` makes later starts faster")
+        from herald_jax.checkpoint_published import open_published
+
+        for text in open_published(Path(model)).notes:
+            note(f"note: {text}")
 
 
 def convert(

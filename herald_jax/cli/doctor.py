@@ -195,7 +195,10 @@ def _experts(platform_name: str) -> dict[str, Any]:
 
     from herald_jax.models.moe import default_implementation
 
-    name, reason = default_implementation(jnp.dtype(jnp.bfloat16), platform_name)
+    try:
+        name, reason = default_implementation(jnp.dtype(jnp.bfloat16), platform_name)
+    except ValueError as error:
+        return {"implementation": None, "reason": str(error)}
     return {"implementation": name, "reason": reason}
 
 
@@ -231,7 +234,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "attention": f"bfloat16 {attention['implementation']} "
         f"{'agrees with' if attention['agrees'] else 'DIFFERS from'} plain XLA (largest "
         f"difference {attention['largest_difference']:g})",
-        "experts": f"bfloat16 {report['experts']['implementation']} "
+        "experts": f"bfloat16 {report['experts']['implementation'] or 'NONE'} "
         f"({report['experts']['reason']})",
     }
     return [f"{name:<16} {text}" for name, text in rows.items()]

@@ -143,7 +143,7 @@ def markdown_lines(described: list[dict[str, Any]]) -> list[str]:
 
 def _print(described: list[dict[str, Any]], rules: dict[str, str]) -> None:
     # Wide enough for every column where stdout is a file.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 220)
     for title, titles, rows in (
         ("Families", FAMILY_TITLES, family_rows(described)),
         ("Checkpoints known by name", CHECKPOINT_TITLES, checkpoint_rows(described)),
@@ -151,7 +151,7 @@ def _print(described: list[dict[str, Any]], rules: dict[str, str]) -> None:
     ):
         table = Table(title=title)
         for name in titles:
-            table.add_column(name)
+            table.add_column(name, overflow="fold")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -37,8 +37,8 @@ Threshold = Annotated[
 Steps = Annotated[
     int | None,
     _option(
-        "Accept a block in exactly T steps instead of --threshold; with --rule or --strategy, the "
-        "T of that.",
+        "Accept exactly B / T positions a step instead of --threshold; with --rule or --strategy, "
+        "at least so many.",
         metavar="T",
     ),
 ]

@@ -228,12 +228,15 @@ _ALL = (
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
 
 
-def rule_named(name: str) -> Rule:
+def rule_named(name: str, where: str = "--rule") -> Rule:
     """The rule of that name.
+
+    Args:
+      where: the option or file that says it, for the message.
 
     Raises:
       ValueError: there is none.
     """
     if name not in RULES:
-        raise ValueError(f"--rule {name!r} is unknown: use one of {', '.join(RULES)}")
+        raise ValueError(f"{where} {name!r} is unknown: use one of {', '.join(RULES)}")
     return RULES[name]

@@ -15,6 +15,7 @@ from herald_jax.diffusion.rules import (
     rule_named,
 )
 from herald_jax.kv.budget import Budget
+from herald_jax.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ class GenerationConfig:
         Raises:
           ValueError: there is no rule ``default``.
         """
-        rule = rule_named(self.rule or default)
+        rule = (
+            rule_named(default, "the model's rule") if self.rule is None else rule_named(self.rule)
+        )
         given = {
             option.name: getattr(self, option.name)
             for option in fields(Rule)
@@ -142,4 +145,40 @@ class GenerationConfig:
         plain = self.rule is None and self.strategy is None
         if self.steps is not None and plain and rule.strategy == "dynamic":
             given["strategy"] = "static"
-        return replace(rule, **given)
+        made = replace(rule, **given)
+        self._refuse_idle(made)
+        return made
+
+    def _refuse_idle(self, rule: Rule) -> None:
+        """Refuses options that would change nothing."""
+        dynamic = rule.strategy == "dynamic"
+        needs = {
+            "threshold": (dynamic, "--strategy dynamic"),
+            "compare": (dynamic, "--strategy dynamic"),
+            "fallback": (dynamic, "--strategy dynamic"),
+            "entropy_bound": (rule.strategy == "entropy_bounded", "--strategy entropy_bounded"),
+            "max_post_steps": (rule.edit_threshold is not None, "--edit-threshold"),
+        }
+        for option, (works, needed) in needs.items():
+            if getattr(self, option) is not None and not works:
+                raise ValueError(
+                    f"{flag(option)} does nothing with strategy {rule.strategy}: it needs {needed}"
+                )
+
+
+def check_rule(rule: Rule, model: ModelConfig) -> None:
+    """Refuses a rule that a network cannot follow.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    if rule.steps is not None and rule.steps > model.block_size:
+        raise ValueError(
+            f"--steps {rule.steps} is more than the block size {model.block_size}: every step "
+            f"accepts at least one position, so give 1 to {model.block_size}"
+        )
+    if model.shifts_logits and not rule.clamp_quota:
+        raise ValueError(
+            "--no-clamp-quota would rewrite the first position of a block, for which this model "
+            "has no logits: leave it out"
+        )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from herald_jax import checkpoint
-from herald_jax.engine.config import EngineConfig, GenerationConfig
+from herald_jax.engine.config import EngineConfig, GenerationConfig, check_rule
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.harvest import Harvest
 from herald_jax.engine.intake import Intake, Prompt
@@ -136,14 +136,11 @@ class Engine:
         if isinstance(prompts, str):
             raise ValueError("prompts is one string: give a list of prompts")
         generation = generation or GenerationConfig()
-        block = self.config.block_size
-        steps = generation.resolve(self.config.rule).steps
-        if steps is not None and steps > block:
-            raise ValueError(
-                f"--steps {steps} is more than the block size {block}: every step "
-                f"accepts at least one position, so give 1 to {block}"
-            )
-        intake = Intake(self.config, self.tokenizer, self.engine_config.max_context)
+        rule = generation.resolve(self.config.rule)
+        check_rule(rule, self.config)
+        intake = Intake(
+            self.config, self.tokenizer, self.engine_config.max_context, strategy=rule.strategy
+        )
         limit = generation.max_new_tokens
         read = [intake.read(n, prompt, limit, chat) for n, prompt in enumerate(prompts)]
         yield from (item for item in read if isinstance(item, Result))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from herald_jax.diffusion.rules import check_options
+from herald_jax.diffusion.rules import Strategy, check_options
 from herald_jax.engine.request import Overrides, Request, Result, failed
 from herald_jax.models.config import ModelConfig
 from herald_jax.tokenizer import Tokenizer, check_ids
@@ -25,10 +25,21 @@ class Intake:
     """Turns prompts into requests for one model; a bad one harms no other."""
 
     def __init__(
-        self, config: ModelConfig, tokenizer: Tokenizer | None, max_context: int | None
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        max_context: int | None,
+        *,
+        strategy: Strategy = "dynamic",
     ) -> None:
-        """``max_context``: the engine's limit in tokens besides the model's own."""
+        """Reads for one generation.
+
+        Args:
+          max_context: the engine's limit in tokens besides the model's own.
+          strategy: of the generation's rule; a request's own threshold needs "dynamic".
+        """
         self.config, self.tokenizer, self.max_context = config, tokenizer, max_context
+        self.strategy = strategy
 
     def read(self, index: int, prompt: Prompt, max_new_tokens: int, chat: bool) -> Request | Result:
         """Reads one prompt.
@@ -58,6 +69,8 @@ class Intake:
             self._check_length(len(ids), limit)
             own = {option: fields.get(option) for option in OWN}
             check_options(own, str)
+            if own["threshold"] is not None and self.strategy != "dynamic":
+                raise ValueError(f"threshold does nothing with strategy {self.strategy}")
         except ValueError as error:
             return failed(_nobody(name), f"request {name}: {error}")
         return Request(name, np.asarray(ids, np.int32), limit, Overrides(**own))

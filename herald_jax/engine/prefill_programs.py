@@ -23,13 +23,11 @@ class PrefillPrograms:
 
     Attributes:
       sinks: leading positions always selected; ``selected``: K's capacity.
-      ban_mask: [MASK] does not follow the prompt, where logits are shifted.
     """
 
     config: ModelConfig
     sinks: int
     selected: int
-    ban_mask: bool = True
 
     @property
     def block(self) -> int:
@@ -58,9 +56,7 @@ class PrefillPrograms:
     def following(self, shell: Any, x: jax.Array, row: jax.Array) -> jax.Array:
         """The greedy token int32 [] after row ``row`` (int32 []) of x [1, C, hidden]."""
         logits = shell.head(jax.lax.dynamic_slice_in_dim(x, row, 1, axis=1))
-        if self.ban_mask:
-            logits = ban(logits, self.config.mask_token_id)
-        return greedy(logits)[0][0, 0]
+        return greedy(ban(logits, self.config.mask_token_id))[0][0, 0]
 
     def first_block_exact(
         self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array

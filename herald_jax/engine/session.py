@@ -109,12 +109,7 @@ class Session:
         )
         self.prefill = Prefill(
             stack,
-            PrefillPrograms(
-                model,
-                sinks=config.sinks,
-                selected=shape.selected,
-                ban_mask=self.rule.ban_mask,
-            ),
+            PrefillPrograms(model, sinks=config.sinks, selected=shape.selected),
             self.cache,
             selector=selector,
             budget=config.budget,

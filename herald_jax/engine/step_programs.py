@@ -117,12 +117,15 @@ class StepPrograms:
     ) -> Decision:
         """Head, proposal, acceptance and edits for the denoising group x [N, B, hidden]."""
         logits = shell.head(x)
-        if self.ban_mask:
-            logits = ban(logits, self.config.mask_token_id)
         following = None
         if self.config.shifts_logits:
+            # What leads the next block counts as known, so it cannot be [MASK].
+            last = ban(logits[:, -1:], self.config.mask_token_id)
+            following = greedy(last)[0][:, 0]
+        if self.ban_mask:
+            logits = ban(logits, self.config.mask_token_id)
+        if self.config.shifts_logits:
             # The first position of a block is always known: what its row says is never used.
-            following = greedy(logits[:, -1:])[0][:, 0]
             logits = jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
         argmax, sure = greedy(logits)
         tokens, distribution = argmax, logits

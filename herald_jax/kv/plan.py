@@ -8,8 +8,7 @@ import numpy as np
 
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
-from herald_jax.models.config import ModelConfig
-from herald_jax.models.grouped import CAPACITY
+from herald_jax.models.config import EXPERT_ROWS, ModelConfig
 
 LOGIT_COPIES = 2
 SCORE_COPIES = 3
@@ -116,7 +115,7 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
         # Every chosen expert has its own copy of the token, its inner row and its answer.
         width = max(width, experts.per_token * each)
         # Where no kernel takes ragged groups, every expert's batch is padded.
-        fixed = experts.count * CAPACITY * each * itemsize
+        fixed = experts.count * EXPERT_ROWS * each * itemsize
     activations = tokens * (4 * config.hidden_size + width) * itemsize + fixed
     logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
     entry = 2 * config.num_kv_heads * config.head_dim * itemsize

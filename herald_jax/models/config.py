@@ -11,6 +11,9 @@ Router = Literal["sigmoid", "softmax"]
 
 #: Sizes beyond this do not fit the int32 that arrays are counted in; layers have three digits.
 LARGEST, MOST_LAYERS = 2**31 - 1, 1000
+#: Rows that every expert is given at a time where no kernel takes groups of any size. It does not
+#: depend on the number of tokens, and so neither does what a token gets.
+EXPERT_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,8 @@ class ModelConfig:
             )
         if self.yarn is not None:
             self.yarn.check()
+            if self.rope_theta <= 1:
+                raise ValueError(f"YaRN needs a rope_theta above 1, not {self.rope_theta:g}")
         if self.experts is not None:
             self.experts.check(self.num_layers)
         if self.block_size > self.max_position_embeddings:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-#: Rows of a tile on the CPU, and of an expert in a batch. Neither depends on the number of tokens,
-#: and so neither does what a token gets.
-TILE, CAPACITY = 8, 128
+from herald_jax.models.config import EXPERT_ROWS
+
+#: Rows of a tile on the CPU, whatever the number of tokens.
+TILE = 8
 
 
 class Assignments(NamedTuple):
@@ -90,20 +91,20 @@ def tiled(
 def padded(
     x: jax.Array, taken: Assignments, gate: jax.Array, up: jax.Array, down: jax.Array
 ) -> jax.Array:
-    """Batches of up to ``CAPACITY`` rows of every expert, as many as the fullest expert needs.
+    """Batches of up to ``EXPERT_ROWS`` rows of every expert, as many as the fullest expert needs.
 
-    Arguments and result as ``tiled``; memory grows with E * CAPACITY, whatever the routing.
+    Arguments and result as ``tiled``; memory grows with E * EXPERT_ROWS, whatever the routing.
     """
-    last, within = len(x) - 1, jnp.arange(CAPACITY)
+    last, within = len(x) - 1, jnp.arange(EXPERT_ROWS)
     ranks = jnp.arange(len(x)) - taken.starts[taken.experts]
 
     def one(turn: jax.Array, out: jax.Array) -> jax.Array:
-        rows = taken.starts[:, None] + turn * CAPACITY + within
+        rows = taken.starts[:, None] + turn * EXPERT_ROWS + within
         made = gated_mlp(x[jnp.minimum(rows, last)], gate, up, down)
-        own = made[taken.experts, ranks % CAPACITY]
-        return jnp.where((ranks // CAPACITY == turn)[:, None], own, out)
+        own = made[taken.experts, ranks % EXPERT_ROWS]
+        return jnp.where((ranks // EXPERT_ROWS == turn)[:, None], own, out)
 
-    return jax.lax.fori_loop(0, -(-taken.sizes.max() // CAPACITY), one, jnp.zeros_like(x))
+    return jax.lax.fori_loop(0, -(-taken.sizes.max() // EXPERT_ROWS), one, jnp.zeros_like(x))
 
 
 def ragged(

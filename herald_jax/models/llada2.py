@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from herald_jax.chat_templates import LLADA2_CHAT_TEMPLATE
 from herald_jax.models import hf_config
+from herald_jax.models.chat_templates import LLADA2_CHAT_TEMPLATE
 from herald_jax.models.config import ExpertsConfig, ModelConfig
 from herald_jax.models.family import (
     Checkpoint,

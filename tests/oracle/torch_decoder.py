@@ -155,8 +155,8 @@ def fast_dllm_v2(task: Task, small: int, threshold: float) -> list[int]:
     for start in range(task.first_block, len(row), task.block):
         if start >= len(task.prompt):
             scores = logits(task.model, row[None, :start], task.block)[0, -1]
-            if task.bans:
-                scores[task.mask] = -torch.inf
+            # A mask would be no first token at all.
+            scores[task.mask] = -torch.inf
             row[start] = int(scores.argmax())
         for begin in range(start, start + task.block, small):
             while (row[begin : begin + small] == task.mask).any():
