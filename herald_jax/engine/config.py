@@ -12,6 +12,7 @@ from herald_jax.diffusion.rules import (
     Rule,
     Strategy,
     check_options,
+    flag,
     rule_named,
 )
 from herald_jax.kv.budget import Budget
@@ -134,9 +135,10 @@ class GenerationConfig:
         Raises:
           ValueError: there is no rule ``default``.
         """
-        rule = (
-            rule_named(default, "the model's rule") if self.rule is None else rule_named(self.rule)
-        )
+        if self.rule is None:
+            rule = rule_named(default, "the model's rule")
+        else:
+            rule = rule_named(self.rule)
         given = {
             option.name: getattr(self, option.name)
             for option in fields(Rule)
