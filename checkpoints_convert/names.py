@@ -49,12 +49,11 @@ def configure(
     if named is not None and named.rule is not None and rule is None and own.get("rule") is None:
         rule = named.rule
         notes.append(f"rule {rule} is taken from the name {named.name}")
-    others = {one.rule for one in family.checkpoints} - {None}
+    others = {one.rule for one in family.checkpoints if one.rule is not None}
     if named is None and rule is None and own.get("rule") is None and others:
         notes.append(
-            f"the folder has none of the names that tell rules apart, so it decodes by "
-            f"{family.rule}; other checkpoints of its family need --rule "
-            f"{' or '.join(sorted(map(str, others)))}"
+            f"nothing says which of its family's rules the checkpoint is for: it decodes by "
+            f"{family.rule}; others of its family need --rule {' or '.join(sorted(others))}"
         )
     config = registry.from_hf(hf, block_size=block_size, rule=rule)
     rule_named(config.rule, "config.json: rule")

@@ -133,7 +133,13 @@ class TestNames:
     def test_without_a_known_name_the_family_decides(self, tmp_path):
         report = self.convert(tmp_path / "mine", "llada2", block_size=None)
         assert (report.config.rule, report.config.block_size) == ("llada2.0", 32)
-        assert report.notes == ()
+        (note,) = report.notes
+        assert note.endswith("decodes by llada2.0; others of its family need --rule llada2.1")
+        assert self.convert(tmp_path / "b" / "ours", "sdar", block_size=None).notes == ()
+
+    def test_an_unknown_rule_in_the_file_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"config\.json: rule 'magic' is unknown"):
+            self.convert(tmp_path / "mine", "sdar", herald={"rule": "magic", "stop_token_ids": [5]})
 
     def test_the_hubs_cache(self, tmp_path):
         folder = tmp_path / "models--JetLM--SDAR-8B-Chat-b16" / "snapshots" / "0123abc"
@@ -201,7 +207,7 @@ class TestHead:
         hf_folders.write(tmp_path / "hf", weights, config=config | {"tie_word_embeddings": True})
         report = convert(tmp_path / "hf", tmp_path / "out")
         assert report.config.tie_word_embeddings == equal
-        assert len(report.notes) == 1
+        assert [("lm_head" in note) for note in report.notes] == [False, True]
 
     def test_untied_without_a_head_is_missing_one(self, tmp_path):
         weights = hf_folders.tensors(hf_folders.CONFIG)

@@ -74,6 +74,10 @@ def test_rope_theta_is_read_from_both_places():
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling factor must be a positive number"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "YaRN needs a factor of 1 or"),
         ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1}}, "beta_fast above"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1},
+            "YaRN needs a rope_theta above 1, not 1",
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling of type 'linear'"),
         ({"rope_theta": None}, "rope_theta must be a positive number, not None"),
         ({"use_sliding_window": True}, "use_sliding_window is not supported; it must be false"),

@@ -231,7 +231,7 @@ def test_options_come_before_the_rule_and_the_rule_before_the_model():
     assert not GenerationConfig(ban_mask=False).resolve(model).ban_mask
     with pytest.raises(ValueError, match=r"--rule 'magic' is unknown: use one of sdar, "):
         GenerationConfig(rule="magic")
-    with pytest.raises(ValueError, match="--rule 'gone' is unknown"):
+    with pytest.raises(ValueError, match="the model's rule 'gone' is unknown"):
         GenerationConfig().resolve("gone")
 
 
@@ -239,7 +239,6 @@ def test_options_come_before_the_rule_and_the_rule_before_the_model():
     ("options", "strategy"),
     [
         ({"steps": 3}, "static"),
-        ({"steps": 3, "threshold": 0.5}, "static"),
         ({"steps": 3, "strategy": "dynamic"}, "dynamic"),
         ({"steps": 3, "rule": "sdar"}, "dynamic"),
         ({"steps": 3, "rule": "sdar-sequential"}, "sequential"),
@@ -249,6 +248,22 @@ def test_options_come_before_the_rule_and_the_rule_before_the_model():
 )
 def test_steps_alone_mean_static(options, strategy):
     assert GenerationConfig(**options).resolve("sdar").strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 3, "threshold": 0.5}, "--threshold does nothing with strategy static"),
+        ({"strategy": "sequential", "compare": "ge"}, "--compare does nothing with strategy seq"),
+        ({"strategy": "static", "fallback": "leftmost"}, "--fallback .* needs --strategy dynamic"),
+        ({"entropy_bound": 0.5}, "--entropy-bound .* needs --strategy entropy_bounded"),
+        ({"max_post_steps": 3}, "--max-post-steps .* needs --edit-threshold"),
+    ],
+    ids=str,
+)
+def test_options_that_would_do_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GenerationConfig(**options).resolve("sdar")
 
 
 @pytest.mark.parametrize(

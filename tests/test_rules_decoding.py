@@ -21,7 +21,7 @@ LENGTHS = (64, 71, 3, 9)
 EDITING = GenerationConfig(max_new_tokens=20, threshold=0.3, edit_threshold=0.1, max_post_steps=3)
 KINDS = {
     "editing": EDITING,
-    "edits and steps": dataclasses.replace(EDITING, steps=3),
+    "edits and steps": dataclasses.replace(EDITING, steps=3, strategy="dynamic"),
     "entropy": GenerationConfig(max_new_tokens=20, rule="sdar-entropy", entropy_bound=2.0),
     "sequential": GenerationConfig(max_new_tokens=20, strategy="sequential", steps=3),
     "small blocks": GenerationConfig(max_new_tokens=20, threshold=0.3, small_block=4),
@@ -157,9 +157,8 @@ def test_a_network_that_loves_the_mask_token_ends_like_the_plain_loop(method, ed
     head = model.lm_head.kernel
     # At about half of the positions [MASK] leads.
     head[...] = head[...].at[:, TINY.mask_token_id].multiply(-2.5)
-    rule = GenerationConfig(
-        max_new_tokens=16, threshold=0.3, ban_mask=False, edit_threshold=edit, max_post_steps=4
-    )
+    editing = {} if edit is None else {"edit_threshold": edit, "max_post_steps": 4}
+    rule = GenerationConfig(max_new_tokens=16, threshold=0.3, ban_mask=False, **editing)
     given = prompts((20, 16))
     with Engine(TINY, model, None, EngineConfig(method=method, max_batch=2)) as made:
         got = answers(made, given, rule)
@@ -275,7 +274,7 @@ def test_the_models_rule_is_the_default_and_is_reported():
     assert plain == expected(given, GenerationConfig(max_new_tokens=16, rule="sdar-sequential"))
     assert named != plain
     unknown = Engine(dataclasses.replace(TINY, rule="gone"), made.stack)
-    with pytest.raises(ValueError, match="--rule 'gone' is unknown"):
+    with pytest.raises(ValueError, match="the model's rule 'gone' is unknown"):
         list(unknown.generate(given))
 
 
