@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints_convert.shards import StoredTensor
-from herald_jax.models.family import Stored
+from herald_jax.models.stored import Stored
 
 _TILE = 128
 _PIECE = 1 << 18

@@ -23,7 +23,7 @@ from checkpoints_convert.shards import Inventory, StoredTensor, take_inventory
 from herald_jax.checkpoint_folder import CheckpointError
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.family import Stored
+from herald_jax.models.stored import Stored
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from herald_jax.models import hf_config
 from herald_jax.models.chat_templates import FAST_DLLM_V2_CHAT_TEMPLATE
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.family import Checkpoint, Family, Tensors, Verified, decoder_tensors
+from herald_jax.models.family import Checkpoint, Family, Verified
+from herald_jax.models.stored import Tensors, decoder_tensors
 
 
 def read(hf: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,8 @@ from typing import Any
 from herald_jax.models import hf_config
 from herald_jax.models.chat_templates import LLADA2_CHAT_TEMPLATE
 from herald_jax.models.config import ExpertsConfig, ModelConfig
-from herald_jax.models.family import (
-    Checkpoint,
-    Family,
-    Stored,
-    Tensors,
-    Verified,
-    decoder_tensors,
-    expert_tensors,
-)
+from herald_jax.models.family import Checkpoint, Family, Verified
+from herald_jax.models.stored import Stored, Tensors, decoder_tensors, expert_tensors
 
 SIZES = {"mini": 16_255_643_392, "flash": 102_889_705_216}
 #: What the published code does whatever the file says, or what other code would have to do.

@@ -7,7 +7,8 @@ from typing import Any
 
 from herald_jax.models import hf_config
 from herald_jax.models.config import ModelConfig
-from herald_jax.models.family import Checkpoint, Family, Tensors, Verified, decoder_tensors
+from herald_jax.models.family import Checkpoint, Family, Verified
+from herald_jax.models.stored import Tensors, decoder_tensors
 
 MASK, STOPS = 151669, (151645, 151643)
 BLOCK_VARIANTS = (8, 16, 32, 64)

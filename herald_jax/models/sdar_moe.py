@@ -7,14 +7,8 @@ from typing import Any
 
 from herald_jax.models import hf_config, sdar
 from herald_jax.models.config import ExpertsConfig, ModelConfig
-from herald_jax.models.family import (
-    Family,
-    Stored,
-    Tensors,
-    Verified,
-    decoder_tensors,
-    expert_tensors,
-)
+from herald_jax.models.family import Family, Verified
+from herald_jax.models.stored import Stored, Tensors, decoder_tensors, expert_tensors
 
 
 def read(hf: Mapping[str, Any]) -> dict[str, Any]:
