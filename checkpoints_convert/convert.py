@@ -91,8 +91,15 @@ def convert(
         nbytes=sum(sizes),
         memory_bound=memory_bound(sizes),
         seconds=round(time.monotonic() - start, 3),
-        notes=source.notes,
+        notes=source.notes + _without_tokenizer(src),
     )
+
+
+def _without_tokenizer(src: Path) -> tuple[str, ...]:
+    """A note where nothing of a tokenizer was there to be copied."""
+    if any((src / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return ()
+    return (f"{src} has no tokenizer.json: `herald generate` needs it beside the weights",)
 
 
 def memory_bound(sizes: Iterable[int]) -> int:

@@ -36,8 +36,14 @@ def configure(
     named = published(folder, family)
     own = hf_config.table(hf, "herald")
     notes = []
+    stated = hf_config.first(own.get("block_size"), hf.get("block_size"))
+    sizes = sorted({one.block_size for one in family.checkpoints if one.block_size is not None})
+    if named is None and block_size is None and stated is None and sizes:
+        notes.append(
+            f"nothing says the block size: it decodes by {family.block_size}; others of its family "
+            f"need --block-size {' or '.join(map(str, sizes))}"
+        )
     if named is not None and named.block_size is not None and block_size is None:
-        stated = hf_config.first(own.get("block_size"), hf.get("block_size"))
         if stated is None:
             block_size = named.block_size
             notes.append(f"block_size {block_size} is taken from the name {named.name}")
@@ -52,8 +58,8 @@ def configure(
     others = {one.rule for one in family.checkpoints if one.rule is not None}
     if named is None and rule is None and own.get("rule") is None and others:
         notes.append(
-            f"nothing says which of its family's rules the checkpoint is for: it decodes by "
-            f"{family.rule}; others of its family need --rule {' or '.join(sorted(others))}"
+            f"nothing says the generation rule: it decodes by {family.rule}; others of its family "
+            f"need --rule {' or '.join(sorted(others))}"
         )
     config = registry.from_hf(hf, block_size=block_size, rule=rule)
     rule_named(config.rule, "config.json: rule")

@@ -81,7 +81,8 @@ def take_inventory(source: Path) -> Inventory:
         return _sharded(source, _weight_map(source / _INDEX))
     files = sorted(source.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{source} has no *.safetensors file")
+        done = "; it is converted already" if (source / "herald.json").is_file() else ""
+        raise FileNotFoundError(f"{source} has no *.safetensors file{done}")
     if len(files) > 1:
         raise ValueError(f"{source} has {len(files)} safetensors files but no {_INDEX}")
     inventory = Inventory()

@@ -190,10 +190,14 @@ def read_config(path: str | Path) -> tuple[ModelConfig, str]:
         source = checkpoint_published.open_published(path)
         return source.config, source.dtype
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist; make it with `herald convert SRC {path}`")
+        raise CheckpointError(
+            f"{path} does not exist; download a Hugging Face checkpoint, or convert one with "
+            "`herald convert SRC OUT`"
+        )
     header_path = path / "herald.json"
     if not header_path.is_file():
-        raise CheckpointError(f"{path} is not a checkpoint (no herald.json)")
+        hint = f": give its folder {path.parent}" if path.name == "config.json" else ""
+        raise CheckpointError(f"{path} is not a checkpoint (no herald.json){hint}")
     try:
         header = json.loads(header_path.read_text(encoding="utf-8"))
         version = header["format"]

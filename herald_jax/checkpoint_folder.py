@@ -45,7 +45,9 @@ def check_target(path: Path, *, force: bool) -> None:
     if path.is_symlink() and not path.exists():
         raise CheckpointError(f"{path} is a link to nothing; remove it or choose another directory")
     if path.exists() and not force:
-        raise CheckpointError(f"{path} already exists; choose another directory or use force")
+        raise CheckpointError(
+            f"{path} already exists; choose another directory, or replace it with --force"
+        )
     if path.exists() and not (path / "herald.json").is_file():
         raise CheckpointError(
             f"{path} exists and is not a checkpoint, so force will not replace it"

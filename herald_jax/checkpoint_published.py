@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from checkpoints_convert.source import Source
 
 
-def open_published(path: Path, dtype: str | None = None) -> Source:
-    """Opens a folder; ``dtype`` as in ``checkpoint.load``.
+def open_published(path: Path, dtype: str | None = None, *, rule: str | None = None) -> Source:
+    """Opens a folder; ``dtype`` as in ``checkpoint.load``, ``rule`` instead of its own.
 
     Raises:
       CheckpointError: it cannot be read, or its network is not supported.
@@ -25,7 +25,7 @@ def open_published(path: Path, dtype: str | None = None) -> Source:
     from checkpoints_convert.source import open_folder
 
     try:
-        return open_folder(path, dtype=dtype)
+        return open_folder(path, dtype=dtype, rule=rule)
     except CheckpointError:
         raise
     except ValueError as error:

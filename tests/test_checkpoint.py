@@ -166,7 +166,9 @@ def test_restores_onto_any_device_count(saved, tmp_path):
 
 
 def test_what_is_no_checkpoint_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match="does not exist; make it with `herald convert"):
+    with pytest.raises(
+        CheckpointError, match="does not exist; download a Hugging Face checkpoint, or convert"
+    ):
         checkpoint.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint \(no herald.json\)$"):
         checkpoint.load(tmp_path)

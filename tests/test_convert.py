@@ -112,6 +112,7 @@ class TestNames:
 
     def convert(self, folder, family, **changes):
         hf_folders.write(folder, config=families.CONFIGS[family] | changes)
+        (folder / "tokenizer.json").write_text("{}")
         return convert(folder, folder.parent / "out")
 
     def test_block_size(self, tmp_path):
@@ -133,9 +134,10 @@ class TestNames:
     def test_without_a_known_name_the_family_decides(self, tmp_path):
         report = self.convert(tmp_path / "mine", "llada2", block_size=None)
         assert (report.config.rule, report.config.block_size) == ("llada2.0", 32)
-        (note,) = report.notes
-        assert note.endswith("decodes by llada2.0; others of its family need --rule llada2.1")
-        assert self.convert(tmp_path / "b" / "ours", "sdar", block_size=None).notes == ()
+        assert "decodes by llada2.0; others of its family need --rule llada2.1" in report.notes[0]
+        report = self.convert(tmp_path / "b" / "ours", "sdar", block_size=None)
+        assert "decodes by 4; others of its family need --block-size 8 or 16" in report.notes[0]
+        assert self.convert(tmp_path / "c" / "ours", "sdar", block_size=8).notes == ()
 
     def test_an_unknown_rule_in_the_file_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match=r"config\.json: rule 'magic' is unknown"):
@@ -207,7 +209,8 @@ class TestHead:
         hf_folders.write(tmp_path / "hf", weights, config=config | {"tie_word_embeddings": True})
         report = convert(tmp_path / "hf", tmp_path / "out")
         assert report.config.tie_word_embeddings == equal
-        assert [("lm_head" in note) for note in report.notes] == [False, True]
+        assert "lm_head" in report.notes[1]
+        assert "has no tokenizer.json: `herald generate` needs it" in report.notes[2]
 
     def test_untied_without_a_head_is_missing_one(self, tmp_path):
         weights = hf_folders.tensors(hf_folders.CONFIG)

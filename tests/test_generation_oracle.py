@@ -54,6 +54,11 @@ RULES: dict[str, tuple[str, dict[str, Any], Callable[[Any], list[int]]]] = {
         {"rule": "sdar", "strategy": "dynamic", "threshold": 0.5, "steps": 4},
         lambda task: loops.sdar(task, "low_confidence_dynamic", 4, 0.5),
     ),
+    "sdar with experts": (
+        "sdar_moe",
+        {"threshold": 0.6},
+        lambda task: loops.sdar(task, "low_confidence_dynamic", BLOCK, 0.6),
+    ),
     "sdar-static": (
         "sdar_moe",
         {"rule": "sdar-static", "steps": 3},

@@ -15,8 +15,11 @@ from herald_jax.cli.rule_options import RuleName
 from herald_jax.diffusion.rules import rule_named
 
 
-def hint_to_convert(model: str) -> None:
+def hint_to_convert(model: str, rule: str | None) -> None:
     """Says that a folder is read as it was published, and what was decided about it.
+
+    Args:
+      rule: the generation rule that was asked for, about which nothing needs saying.
 
     Raises:
       CheckpointError: it cannot be read.
@@ -25,7 +28,7 @@ def hint_to_convert(model: str) -> None:
         note(f"reading Hugging Face format; `herald convert {model} OUT` makes later starts faster")
         from herald_jax.checkpoint_published import open_published
 
-        for text in open_published(Path(model)).notes:
+        for text in open_published(Path(model), rule=rule).notes:
             note(f"note: {text}")
 
 

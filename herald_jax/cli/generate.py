@@ -228,7 +228,7 @@ def generate(
             device_memory=device_bytes,
             host_memory=host_bytes,
         )
-        hint_to_convert(model)
+        hint_to_convert(model, rule)
         engine = Engine.from_checkpoint(model, config, dtype=None if dtype is None else dtype.value)
         stack.callback(engine.close)
         run = Delivery(

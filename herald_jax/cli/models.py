@@ -83,9 +83,8 @@ FAMILY_TITLES = (
     "mask id",
     "stop ids",
     "rule",
-    "logits equal",
-    "answers equal",
 )
+VERIFIED_TITLES = ("family", "logits equal", "answers equal a PyTorch loop under")
 CHECKPOINT_TITLES = ("checkpoint", "family", "parameters", "block", "rule")
 
 
@@ -100,6 +99,16 @@ def family_rows(described: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             _or_file(one["mask_token_id"]),
             _or_file(one["stop_token_ids"] and ", ".join(map(str, one["stop_token_ids"]))),
             one["rule"],
+        )
+        for one in described
+    ]
+
+
+def verified_rows(described: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row of ``VERIFIED_TITLES`` for each family."""
+    return [
+        (
+            one["family"],
             f"{one['verified']['oracle']} within {one['verified']['tolerance']:g} (fp32)",
             ", ".join(one["verified"]["rules"]) or "not compared",
         )
@@ -127,10 +136,11 @@ def _or_file(value: object) -> str:
 
 
 def markdown_lines(described: list[dict[str, Any]]) -> list[str]:
-    """Both tables in Markdown."""
+    """All tables but that of rules, in Markdown."""
     lines: list[str] = []
     tables = (
         (FAMILY_TITLES, family_rows(described)),
+        (VERIFIED_TITLES, verified_rows(described)),
         (CHECKPOINT_TITLES, checkpoint_rows(described)),
     )
     for titles, rows in tables:
@@ -143,9 +153,10 @@ def markdown_lines(described: list[dict[str, Any]]) -> list[str]:
 
 def _print(described: list[dict[str, Any]], rules: dict[str, str]) -> None:
     # Wide enough for every column where stdout is a file.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 220)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     for title, titles, rows in (
         ("Families", FAMILY_TITLES, family_rows(described)),
+        ("Verified", VERIFIED_TITLES, verified_rows(described)),
         ("Checkpoints known by name", CHECKPOINT_TITLES, checkpoint_rows(described)),
         ("Generation rules", ("rule", "what it does"), list(rules.items())),
     ):

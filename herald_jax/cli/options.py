@@ -26,7 +26,8 @@ Model = Annotated[
     str,
     typer.Option(
         metavar="DIR|embedded",
-        help="A converted checkpoint (see `herald convert`), or the model inside the package.",
+        help="A converted checkpoint (see `herald convert`), a Hugging Face folder as it was "
+        "published, or the model inside the package.",
     ),
 ]
 BudgetFraction = Annotated[

@@ -76,7 +76,9 @@ def plan(
     block_size: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="B", help="Of a config.json that does not state its own block_size."
+            min=1,
+            metavar="B",
+            help="Positions decoded together, instead of what a config.json or its name says.",
         ),
     ] = None,
     dtype: Annotated[
@@ -121,6 +123,7 @@ def plan(
         sizing = Sizing(config, engine_config, _numpy_dtype(kind))
         rows = [_row(sizing, method, context) for method in ("dense", *SELECTORS)]
         chosen, reason = sizing.choose(context)
+        on_cpu = platform() == "cpu"
     report = {
         "model": model,
         "dtype": kind,
@@ -129,13 +132,21 @@ def plan(
         "budget": str(chosen_budget),
         "device_memory": sizing.device_memory,
         "host_memory": sizing.host_memory,
-        "auto": {"method": chosen, "reason": reason},
+        "auto": {
+            "method": chosen,
+            "reason": reason,
+            "fits": next(row["fits"] for row in rows if row["method"] == chosen),
+        },
         "methods": rows,
     }
     if as_json:
         typer.echo(json.dumps(report))
     else:
         _print(report)
+    if on_cpu and dtype is None and kind != "float32":
+        note(
+            f"note: planned in {kind}; on this CPU `herald generate` takes float32 without --dtype"
+        )
 
 
 def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
@@ -143,10 +154,16 @@ def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
     from checkpoints_convert.names import configure
     from herald_jax import checkpoint
     from herald_jax.engine.engine import EMBEDDED
+    from herald_jax.models import registry
 
     path = EMBEDDED if model == "embedded" else Path(model)
     foreign = path / "config.json" if path.is_dir() else path
     if not foreign.is_file() or (path / "herald.json").is_file():
+        if block_size is not None:
+            raise Refused(
+                "--block-size is for a Hugging Face config.json; a converted checkpoint keeps the "
+                "one it was converted with"
+            )
         return checkpoint.read_config(path)
     try:
         hf = json.loads(foreign.read_text(encoding="utf-8"))
@@ -154,10 +171,19 @@ def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
         raise Refused(f"--model {foreign} cannot be read as JSON: {error}") from error
     if not isinstance(hf, dict):
         raise Refused(f"--model {foreign} is not a JSON object: give a config.json")
-    config, notes = configure(hf, foreign.parent, block_size=block_size)
+    # Memory depends on no rule, so nothing needs saying about it.
+    rule = registry.find_family(hf).rule
+    config, notes = configure(hf, foreign.parent, block_size=block_size, rule=rule)
     for said in notes:
         note(f"note: {said}")
     return config, "bfloat16"
+
+
+def platform() -> str:
+    """The platform of the default device."""
+    import jax
+
+    return str(jax.default_backend())
 
 
 def _numpy_dtype(name: str) -> Any:
@@ -209,3 +235,8 @@ def _print(report: dict[str, Any]) -> None:
         f"{report['auto']['reason']}",
         highlight=False,
     )
+    if not report["auto"]["fits"]:
+        console.print(
+            "That does not fit either: lower --max-context or --max-batch, or give more memory.",
+            highlight=False,
+        )

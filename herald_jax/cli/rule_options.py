@@ -25,7 +25,7 @@ def _option(help_text: str, *names: str, metavar: str | None = None, default: st
 RuleName = Annotated[
     str | None,
     _option(
-        f"How positions are accepted: {', '.join(RULES)}.",
+        f"How positions are accepted (`herald models` explains): {', '.join(RULES)}.",
         "--rule",
         metavar="NAME",
         default="the model's",

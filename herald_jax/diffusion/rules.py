@@ -33,7 +33,7 @@ NUMBERS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "entropy_bound": (Real, lambda value: 0 <= value < math.inf, "a number of 0 or more"),
     "temperature": (Real, lambda value: 0 <= value <= 100, "0 (greedy) to 100"),
     "top_k": (Integral, lambda value: 0 <= value < 2**31, "0 (off) to 2**31 - 1"),
-    "top_p": (Real, lambda value: 0 < value <= 1, "a number above 0, 1 is off"),
+    "top_p": (Real, lambda value: 0 < value <= 1, "a number above 0 and at most 1, which is off"),
     "seed": (Integral, lambda value: 0 <= value < 2**32, "a number from 0 to 2**32 - 1"),
 }
 

@@ -241,7 +241,7 @@ class ModelConfig:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"{name} {token} is outside the vocabulary of {self.vocab_size}; "
-                    "state the checkpoint's own ids in config.json"
+                    f'state the checkpoint\'s own in config.json, as in "herald": {{"{name}": ...}}'
                 )
         if self.mask_token_id in self.stop_token_ids:
             raise ValueError(f"mask_token_id {self.mask_token_id} is also a stop token")

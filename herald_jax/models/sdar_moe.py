@@ -57,7 +57,7 @@ SDAR_MOE = Family(
     read,
     write,
     tensors,
-    Verified("transformers Qwen3MoeForCausalLM", 1e-4, ("sdar-sequential", "sdar-static")),
+    Verified("transformers Qwen3MoeForCausalLM", 1e-4, ("sdar", "sdar-sequential", "sdar-static")),
     rule="sdar",
     block_size=4,
     mask_token_id=sdar.MASK,
