@@ -23,7 +23,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
 }
 #: How the names of dtypes begin that say nothing without scales beside them.
-_QUANTISED = ("F8", "F6", "F4")
+_QUANTISED = ("F8_", "F6_", "F4")
 _LARGEST_HEADER = 100 << 20
 _INDEX = "model.safetensors.index.json"
 
@@ -121,6 +121,9 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _add_file(inventory: Inventory, file: Path) -> set[str] | None:
     """Adds a file's tensors and problems; returns the names it lists, None if it is unreadable."""
+    if not file.is_file():
+        inventory.problems.append(f"{file.name}: is not a regular file")
+        return None
     try:
         size = file.stat().st_size
         header, start = _header(file, size)

@@ -31,7 +31,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
         if not ROLE.fullmatch(role):
             raise ValueError(f"message {index} has the role {role!r}: name one, such as 'user'")
         # Clients write null for what they do not use; anything else would be lost without a word.
-        others = sorted(set(message) - {"role", "content"})
+        others = sorted((set(message) - {"role", "content"}), key=str)
         for key in others:
             if message[key] is not None:
                 raise ValueError(

@@ -68,6 +68,10 @@ def check_apart(source: Path, target: Path) -> None:
         )
 
 
+class AbandonedWrite(KeyboardInterrupt):
+    """A second Ctrl-C: what was being written may still be written to by the store's threads."""
+
+
 @contextmanager
 def building(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Gives an empty folder that becomes ``path`` when the block ends well, and else vanishes.
@@ -85,6 +89,7 @@ def building(path: Path, *, force: bool = False) -> Iterator[Path]:
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=PREFIX, dir=path.parent))
+    in_use = False
     try:
         with storing(path):
             # Held as long as this process lives: a mark that can be locked is a dead one's.
@@ -103,8 +108,13 @@ def building(path: Path, *, force: bool = False) -> Iterator[Path]:
                 if path.exists():
                     os.replace(path, work / "old")
                 os.replace(new, path)
+    except AbandonedWrite:
+        # Removed by the next writer of this path, which knows it by its mark.
+        in_use = True
+        raise
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if not in_use:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _clear_stale(path: Path) -> None:
@@ -139,7 +149,7 @@ def uninterrupted() -> Iterator[None]:
     def hold(number: int, frame: FrameType | None) -> None:
         caught.append((number, frame))
         if len(caught) > 1:
-            raise KeyboardInterrupt
+            raise AbandonedWrite
 
     before = signal.signal(signal.SIGINT, hold)
     try:

@@ -134,9 +134,24 @@ class Tokenizer:
             {**message, "content": _fence(message["content"], self._chat_text, fence)[0]}
             for message in checked
         ]
+        self._refuse_normalised(fenced, fence)
         text = render(self._backend, fenced, enable_thinking=enable_thinking)
         refuse_dropped(self._backend, checked, enable_thinking=enable_thinking)
         return self._encode(text, fence)
+
+    def _refuse_normalised(self, fenced: Sequence[Mapping[str, Any]], fence: str) -> None:
+        """Refuses messages whose text a tokenizer's normaliser would turn into reserved tokens.
+
+        Raises:
+          ValueError: naming the message.
+        """
+        if self._backend.backend_tokenizer.normalizer is None:
+            return
+        added = self._backend.added_tokens_decoder
+        reserved = {i for i, token in added.items() if self._chat_text.fullmatch(str(token))}
+        for index, message in enumerate(fenced):
+            if not reserved.isdisjoint(self._encode(message["content"], fence)):
+                raise ValueError(f"message {index} contains a form of a reserved token: remove it")
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids, without special tokens unless asked for."""

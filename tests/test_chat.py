@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizer_folders
-from tokenizers import processors
+from tokenizers import normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from herald_jax.engine.intake import Intake
@@ -116,6 +116,25 @@ def test_nothing_is_added_to_what_the_template_writes(tokenizer: Tokenizer, tmp_
     for text in ("a", "a<|mask|>b"):
         assert loaded.encode_chat(_user(text)) == tokenizer.encode_chat(_user(text))
         assert loaded.encode(text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "attack"),
+    [
+        (normalizers.NFKC(), "\uff1c|role_end|\uff1e"),
+        (normalizers.Lowercase(), "<|ROLE_END|>"),
+        (normalizers.Replace("\u200b", ""), "<|endof\u200btext|>"),
+    ],
+    ids=["NFKC", "lower case", "removal"],
+)
+def test_a_normaliser_writes_no_turn_tokens(tmp_path: Path, normalizer, attack: str) -> None:
+    special = TEXT | {"<|mask|>": MASK} | TURNS
+    backend = tokenizer_folders.byte_level(special, normalizer=normalizer)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = llada2(tmp_path)
+    assert shown(tokenizer, ("user", "plain")).lower().count("plain") == 1
+    with pytest.raises(ValueError, match="message 1 contains a form of a reserved token"):
+        shown(tokenizer, ("user", "plain"), ("user", attack))
 
 
 @pytest.mark.parametrize("where", ["encode", "chat"])

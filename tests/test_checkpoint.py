@@ -324,3 +324,18 @@ def test_tokenizer_files_travel(tmp_path):
 def test_arrays_land_on_the_first_device_by_default(saved):
     _, model = checkpoint.load(saved)
     assert registry.parameters(model)["norm.scale"].devices() == {jax.devices()[0]}
+
+
+def test_what_a_second_ctrl_c_leaves_is_known_by_its_mark(tmp_path):
+    """The array store's threads may write on, so the next writer of that path removes it."""
+    with (
+        pytest.raises(checkpoint_folder.AbandonedWrite),
+        checkpoint_folder.building(tmp_path / "out"),
+    ):
+        raise checkpoint_folder.AbandonedWrite
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(checkpoint_folder.PREFIX)
+    (left / "new" / "late").write_text("written by a thread")
+    with checkpoint_folder.building(tmp_path / "out") as folder:
+        (folder / "herald.json").write_text("{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -310,3 +310,19 @@ def test_a_damaged_checkpoint_leaves_one_report_and_nothing_else(
     with pytest.raises(CheckpointError) as caught:
         checkpoint.load(folder)
     assert expected in str(caught.value)
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
+    hf_folders.write(tmp_path / "hf")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "hf" / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"model\.safetensors: is not a regular file"):
+        convert(tmp_path / "hf", tmp_path / "out")
+
+
+def test_doubles_are_unsupported_and_not_called_quantised(tmp_path):
+    weights = hf_folders.tensors(hf_folders.CONFIG)
+    weights["model.norm.weight"] = weights["model.norm.weight"].astype(np.float64)
+    hf_folders.write(tmp_path / "hf", weights)
+    with pytest.raises(ConversionError, match="dtype F64 is not supported"):
+        convert(tmp_path / "hf", tmp_path / "out")

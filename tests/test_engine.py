@@ -176,6 +176,7 @@ def test_a_network_that_gives_nan_fails_one_request_only():
             results = {result.id: result for result in made.generate(given, RULE)}
         assert results["a"].finish_reason == "error"
         assert "not finite" in results["a"].error
+        assert results["a"].token_ids == []
         assert results["b"].token_ids == alone["b"]
 
 

@@ -51,6 +51,17 @@ def refusals() -> Iterator[None]:
         ) from error
 
 
+def tables() -> Console:
+    """Where tables for people are printed: stdout, wide enough for every column if it is a file.
+
+    Raises:
+      OutputClosed: there is no stdout.
+    """
+    if sys.stdout is None:
+        raise OutputClosed
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+
+
 def note(text: str) -> None:
     """One line on stderr, above the bar if there is one."""
     _console().print(text, markup=False, highlight=False, soft_wrap=True)

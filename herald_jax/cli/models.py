@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from herald_jax.cli.console import Refused
+from herald_jax.cli.console import Refused, tables
 from herald_jax.cli.options import Json
 from herald_jax.diffusion.rules import RULES
 
@@ -152,8 +150,7 @@ def markdown_lines(described: list[dict[str, Any]]) -> list[str]:
 
 
 def _print(described: list[dict[str, Any]], rules: dict[str, str]) -> None:
-    # Wide enough for every column where stdout is a file.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    console = tables()
     for title, titles, rows in (
         ("Families", FAMILY_TITLES, family_rows(described)),
         ("Verified", VERIFIED_TITLES, verified_rows(described)),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from herald_jax.cli.console import Refused, note, refusals
+from herald_jax.cli.console import Refused, note, refusals, tables
 from herald_jax.cli.options import (
     MOST_TOKENS,
     BudgetFraction,
@@ -226,8 +224,7 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row(
             row["method"], *sizes, "yes" if row["fits"] else "no", str(row["largest_batch"])
         )
-    # Wide enough for every column where stdout is a file.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    console = tables()
     console.print(table)
     console.print(
         f"device memory {format_bytes(report['device_memory'])}, host memory "

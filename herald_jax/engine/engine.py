@@ -235,11 +235,13 @@ class Engine:
                 continue
             tokens, broken, failures = session.run_block()
             for index, slot in list(session.batch.active()):
-                reason = harvest.take(slot, tokens[index])
-                error = None
+                reason, error = None, None
                 if broken[index]:
+                    # What such a block holds is no part of an answer.
                     error = "the network's output is not finite numbers"
-                elif reason is None:
+                else:
+                    reason = harvest.take(slot, tokens[index])
+                if reason is None and error is None:
                     aborted = slot.request.id in self._aborted
                     error = "the request was aborted" if aborted else failures.get(index)
                 final = reason is not None or error is not None

@@ -76,7 +76,7 @@ class Intake:
         return Request(name, np.asarray(ids, np.int32), limit, Overrides(**own))
 
     def _encode(self, fields: Mapping[str, Any], chat: bool) -> list[int]:
-        unknown = sorted(set(fields) - set(FIELDS))
+        unknown = sorted(str(key) for key in set(fields) - set(FIELDS))
         if unknown:
             raise ValueError(f"field {unknown[0]!r} is unknown: use {', '.join(FIELDS)}")
         given = [key for key in ("prompt", "messages", "prompt_ids") if key in fields]

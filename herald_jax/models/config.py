@@ -10,7 +10,7 @@ from typing import Any, Literal
 Router = Literal["sigmoid", "softmax"]
 
 #: Sizes beyond this do not fit the int32 that arrays are counted in; layers have three digits.
-LARGEST, MOST_LAYERS = 2**31 - 1, 1000
+LARGEST, MOST_LAYERS, MOST_EXPERTS = 2**31 - 1, 1000, 10_000
 #: Rows that every expert is given at a time where no kernel takes groups of any size. It does not
 #: depend on the number of tokens, and so neither does what a token gets.
 EXPERT_ROWS = 128
@@ -87,6 +87,8 @@ class ExpertsConfig:
         """
         sizes = ["count", "per_token", "intermediate_size", "groups", "groups_per_token"]
         _check_integers(self, sizes)
+        if self.count > MOST_EXPERTS:
+            raise ValueError(f"{self.count} experts are more than the {MOST_EXPERTS} that can be")
         _check_reals(self, ["scale"])
         _check_booleans(self, ["normalizes"])
         if self.router not in ("sigmoid", "softmax"):

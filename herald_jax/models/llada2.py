@@ -7,7 +7,7 @@ from typing import Any
 
 from herald_jax.models import hf_config
 from herald_jax.models.chat_templates import LLADA2_CHAT_TEMPLATE
-from herald_jax.models.config import ExpertsConfig, ModelConfig
+from herald_jax.models.config import LARGEST, ExpertsConfig, ModelConfig
 from herald_jax.models.family import Checkpoint, Family, Verified
 from herald_jax.models.stored import Stored, Tensors, decoder_tensors, expert_tensors
 
@@ -54,6 +54,10 @@ def read(hf: Mapping[str, Any]) -> dict[str, Any]:
         dense_layers=tuple(range(min(1000, hf_config.natural(hf, "first_k_dense_replace", 1)))),
     )
     share = hf_config.partial_rotation(hf)
+    if share > 1 or head_dim > LARGEST:
+        raise ValueError(
+            f"config.json: partial_rotary_factor {share:g} of head_dim {head_dim} is no part of it"
+        )
     turned = hf_config.positive(hf, "rotary_dim", int(head_dim * share))
     if turned != int(head_dim * share):
         raise ValueError(
