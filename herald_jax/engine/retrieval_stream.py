@@ -51,6 +51,7 @@ class Retrieval:
     pool: list[Buffer | None]
     waiting: list[int]
     failures: dict[int, str] = field(default_factory=dict)
+    error: BaseException | None = None
     seconds: float = 0.0
     reached: int = 0
 
@@ -159,8 +160,7 @@ class RetrievalStream:
         self._current = None
         if any(pair is None for pair in retrieval.pool):
             # Of several threads the one that did not start the copy does not know that it failed.
-            said = next(iter(retrieval.failures.values()), "a layer was not copied")
-            raise EngineError(f"the retrieval stream failed: {said}")
+            raise EngineError(f"the retrieval stream failed: {retrieval.error}")
         self.timeline.retrieval_seconds += retrieval.seconds
         return retrieval
 
@@ -191,6 +191,7 @@ class RetrievalStream:
                 self._deliver(retrieval, layer)
                 delivered += 1
         except BaseException as error:
+            retrieval.error = error
             for slot in range(first, last):
                 if retrieval.job.active[slot]:
                     retrieval.failures[slot] = f"selection failed: {error}"
