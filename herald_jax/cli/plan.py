@@ -103,6 +103,8 @@ def plan(
     host_bytes = read_size(host_memory, "--host-memory")
     prepare_platform()
     with refusals():
+        import jax
+
         from herald_jax.engine.config import EngineConfig
         from herald_jax.engine.sizing import Sizing
 
@@ -121,7 +123,7 @@ def plan(
         sizing = Sizing(config, engine_config, _numpy_dtype(kind))
         rows = [_row(sizing, method, context) for method in ("dense", *SELECTORS)]
         chosen, reason = sizing.choose(context)
-        on_cpu = platform() == "cpu"
+        on_cpu = jax.default_backend() == "cpu"
     report = {
         "model": model,
         "dtype": kind,
@@ -175,13 +177,6 @@ def _read_model(model: str, block_size: int | None) -> tuple[ModelConfig, str]:
     for said in notes:
         note(f"note: {said}")
     return config, "bfloat16"
-
-
-def platform() -> str:
-    """The platform of the default device."""
-    import jax
-
-    return str(jax.default_backend())
 
 
 def _numpy_dtype(name: str) -> Any:

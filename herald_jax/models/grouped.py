@@ -118,7 +118,8 @@ def ragged(
     import tokamax
 
     def product(rows: jax.Array, weights: jax.Array) -> jax.Array:
-        # By name: left to itself tokamax ends at ``jax.lax.ragged_dot``, slower by a factor of 80.
+        # By name: left to itself tokamax may end at ``jax.lax.ragged_dot``, which multiplies every
+        # token with every expert.
         return tokamax.ragged_dot(rows, weights, taken.sizes, implementation="mosaic")
 
     # Its table of tuned shapes may differ by token count, and warns of every shape it lacks.

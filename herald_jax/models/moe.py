@@ -42,12 +42,12 @@ def route_sigmoid(
     scores = jax.nn.sigmoid(logits)
     choice = scores + bias
     if config.groups > 1:
-        grouped = choice.reshape(len(choice), config.groups, -1)
-        strength = jax.lax.top_k(grouped, 2)[0].sum(-1)
+        by_group = choice.reshape(len(choice), config.groups, -1)
+        strength = jax.lax.top_k(by_group, 2)[0].sum(-1)
         kept = jax.lax.top_k(strength, config.groups_per_token)[1]
         usable = (kept[..., None] == jnp.arange(config.groups)).any(1)
         # Minus infinity, not zero: biased scores may be negative.
-        choice = jnp.where(usable[..., None], grouped, -jnp.inf).reshape(choice.shape)
+        choice = jnp.where(usable[..., None], by_group, -jnp.inf).reshape(choice.shape)
     ids = jax.lax.top_k(choice, config.per_token)[1]
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if config.normalizes and config.per_token > 1:
