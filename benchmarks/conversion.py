@@ -208,7 +208,12 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one conversion")
     parser.add_argument("--folder", type=Path, help="for the temporary directory")
     options = parser.parse_args()
-    check_output(options.json)
+    try:
+        check_output(options.json)
+        if options.folder is not None and not options.folder.is_dir():
+            raise NotADirectoryError(f"--folder {options.folder} is not a folder")
+    except OSError as error:
+        parser.error(str(error))
     config = SHAPES[options.shape]
     if options.quick:
         # The largest items are still there, and so is the memory they need.

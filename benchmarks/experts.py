@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.environment import arguments, write
+from benchmarks.environment import arguments, check_output, write
 from benchmarks.shapes import SHAPES, random_array
 from herald_jax.models import moe
 
@@ -141,11 +141,19 @@ def main() -> None:
         choices=get_args(moe.Implementation),
         default=["grouped", "tokamax"],
     )
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
     if options.quick:
         vars(options).update(model="tiny-experts", tokens=[1, 32, 128], dtype="float32")
+    try:
+        if min(options.tokens) < 1:
+            raise ValueError(f"--tokens {min(options.tokens)} cannot be routed: give 1 or more")
+        check_output(options.json, options.plot)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     rows = measure(options)
+    if not rows:
+        parser.error("none of --implementations runs here")
     write(options.json, {key: str(value) for key, value in vars(options).items()}, rows)
     if options.plot:
         draw(options.plot, rows)

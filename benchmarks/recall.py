@@ -282,7 +282,6 @@ def main() -> None:
                 entries = Budget(row["budget"]).entries(context)
                 rows.append(about | row | {"entries": entries})
     settings: dict[str, Any] = {key: str(value) for key, value in vars(options).items()}
-    del settings["json"], settings["plot"]
     settings |= {"block_size": config.block_size, "exact_layers": config.exact_layers}
     if options.json:
         write(options.json, settings, rows)
