@@ -15,21 +15,29 @@ except ImportError as error:
     ) from error
 
 from host_kernels.arena import Arena
-from host_kernels.checks import Extents
+from host_kernels.changes import gather_changes
+from host_kernels.checks import Extents, Indexes
 from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa
 from host_kernels.kernels import attend_select, gather, select, store
+from host_kernels.key_index import index_rows, index_shape, rerank, select_indexed
 from host_kernels.threads import set_thread_count, thread_count
 
 __all__ = [
     "Arena",
     "CpuInfo",
     "Extents",
+    "Indexes",
     "attend_select",
     "copy_bandwidth",
     "cpu_info",
     "gather",
+    "gather_changes",
+    "index_rows",
+    "index_shape",
     "read_bandwidth",
+    "rerank",
     "select",
+    "select_indexed",
     "set_isa",
     "set_thread_count",
     "store",

@@ -20,6 +20,7 @@ def attend(
     budget: _Ints,
     indices: _Ints,
     sinks: int,
+    recent: int,
     self_key: _Floats | None,
     self_value: _Floats | None,
     elsewhere: _Floats | None,

@@ -12,15 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
-from host_kernels.checks import (
-    Extents,
-    RowShape,
-    check_array,
-    check_attend,
-    check_gather,
-    check_self,
-    check_store,
-)
+from host_kernels.arguments import check_attend, check_gather, check_self, check_store
+from host_kernels.checks import Extents, RowShape, check_array
 from host_kernels.cpu import apply_environment
 from host_kernels.threads import resolve_threads
 
@@ -39,6 +32,7 @@ def attend_select(
     indices: NDArray[np.int32],
     *,
     sinks: int = 4,
+    recent: int = 0,
     self_k: NDArray[np.float32] | None = None,
     self_v: NDArray[np.float32] | None = None,
     scale: float | None = None,
@@ -57,12 +51,14 @@ def attend_select(
 
     Args:
         q: float32 ``[N, H_q, D]``, RoPE applied; H_q a multiple of H_kv, D of 16.
-        kv: N extents ``[H_kv, rows, 2, D]``, bfloat16 or float32.
+        kv: N extents ``[H_kv, 2, rows, D]``, bfloat16 or float32.
         attend_len: int32 ``[N]``, rows attended, at most the extent's.
         select_len: int32 ``[N]``, rows selectable, at most ``attend_len``.
         budget: int32 ``[N]``, rows to select per KV head, at most ``select_len``.
         indices: int32 ``[N, H_kv, K_cap]``, written: ``budget`` rows ascending, then -1.
         sinks: leading rows always selected, inside the budget.
+        recent: of the rows before ``select_len``, the last ones that are always selected, inside
+            what the sinks leave of the budget.
         self_k, self_v: float32 ``[N, H_kv, D]``, one more key and value that takes part in the
             softmax and the output but cannot be selected.
         scale: softmax scale, 1/sqrt(D) by default.
@@ -78,12 +74,12 @@ def attend_select(
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it.
     """
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
     check_self(self_k, self_v, shape)
     out = np.zeros_like(q)
     status = _attend(
-        shape, q, kv, attend_len, select_len, budget, indices, sinks, self_k, self_v, scale, out,
-        threads,
+        shape, q, kv, attend_len, select_len, budget, indices, sinks, recent, self_k, self_v, scale,
+        out, threads,
     )  # fmt: skip
     return out, status
 
@@ -97,6 +93,7 @@ def select(
     indices: NDArray[np.int32],
     *,
     sinks: int = 4,
+    recent: int = 0,
     elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
@@ -113,12 +110,12 @@ def select(
     Returns:
         The status, int32 ``[N]``: 0, or 1 where a score was not finite.
     """
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
     if elsewhere is not None:
         check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
     return _attend(
-        shape, q, kv, attend_len, select_len, budget, indices, sinks, None, None, scale, None,
-        threads, elsewhere,
+        shape, q, kv, attend_len, select_len, budget, indices, sinks, recent, None, None, scale,
+        None, threads, elsewhere,
     )  # fmt: skip
 
 
@@ -131,6 +128,7 @@ def _attend(
     budget: NDArray[np.int32],
     indices: NDArray[np.int32],
     sinks: int,
+    recent: int,
     self_k: NDArray[np.float32] | None,
     self_v: NDArray[np.float32] | None,
     scale: float | None,
@@ -149,6 +147,7 @@ def _attend(
         budget,
         indices,
         min(int(sinks), 2**31 - 1),
+        min(int(recent), 2**31 - 1),
         self_k,
         self_v,
         elsewhere,
@@ -172,11 +171,11 @@ def gather(
 ) -> None:
     """Copies selected rows into a position-major buffer; nothing else of the buffer changes.
 
-    ``out_k[n, row_offset + j, h] = kv[n][h, indices[n, h, j], 0]`` for ``j < counts[n]``, and
-    ``out_v`` likewise from ``[..., 1]``.
+    ``out_k[n, row_offset + j, h] = kv[n][h, 0, indices[n, h, j]]`` for ``j < counts[n]``, and
+    ``out_v`` likewise from ``kv[n][h, 1]``.
 
     Args:
-        kv: N extents ``[H_kv, rows, 2, D]``.
+        kv: N extents ``[H_kv, 2, rows, D]``.
         indices: int32 ``[N, H_kv, K_cap]``.
         counts: int32 ``[N]``, at most K_cap.
         out_k, out_v: ``[N, R, H_kv, D]`` of the extents' dtype, written.
@@ -206,10 +205,10 @@ def store(
     *,
     threads: int | None = None,
 ) -> None:
-    """Writes new keys and values: ``kv[n][h, start[n] + j, 0] = k[n, j, h]``, ``[..., 1]`` from v.
+    """Writes new keys and values: ``kv[n][h, 0, start[n] + j] = k[n, j, h]``, and v to ``[h, 1]``.
 
     Args:
-        kv: N extents ``[H_kv, rows, 2, D]``, written.
+        kv: N extents ``[H_kv, 2, rows, D]``, written.
         start: int32 ``[N]``, first row to write.
         counts: int32 ``[N]``, rows to write; 0 skips the slot.
         k, v: ``[N, S, H_kv, D]`` of the extents' dtype.

@@ -151,7 +151,7 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
                 assert kept < first - BLOCK, "this budget selects everything"
                 for layer, pair in enumerate(layers):
                     for which, held in enumerate(pair):
-                        want = extents[slot][layer][:, :first, which].swapaxes(0, 1)
+                        want = extents[slot][layer][:, which, :first].swapaxes(0, 1)
                         np.testing.assert_array_equal(held[slot, :first], want)
                         assert not held[slot, first:].any()
                     for head in range(HEADS):
@@ -164,7 +164,7 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
     # The block that was just committed is on the host already.
     for _, slot in session.batch.active():
         for extent in slot.booking.extents:
-            assert np.abs(extent[:, slot.start - BLOCK : slot.start]).min(axis=-1).max() > 0
+            assert np.abs(extent[:, :, slot.start - BLOCK : slot.start]).min(axis=-1).max() > 0
     session.close()
 
 
@@ -201,7 +201,7 @@ def test_a_broken_prefix_fails_its_request_alone(method):
             results[item.id] = item
         elif item.id == "0" and (slot := made.session.batch.slots[0]) is not None:
             for extent in slot.booking.extents:
-                extent[:, 40] = np.nan
+                extent[:, :, 40] = np.nan
     assert "not finite" in results["0"].error
     assert {name: results[name].token_ids for name in "12"} == {name: good[name] for name in "12"}
     assert made.session.full_pool.used == 0

@@ -86,7 +86,7 @@ def test_scores_that_are_not_finite_fail_one_request():
         elif item.id == "0":
             slot = made.session.batch.slots[0]
             if slot is not None and slot.booking is not None:
-                slot.booking.extents[0][:, 3] = np.nan
+                slot.booking.extents[0][:, :, 3] = np.nan
     assert results["0"].finish_reason == "error"
     assert "not finite" in results["0"].error
     assert results["1"].token_ids == good["1"]

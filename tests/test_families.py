@@ -121,7 +121,7 @@ def test_committed_kv_is_that_of_the_final_tokens(case, method):
                 got_k, got_v = (np.asarray(b[index]) for b in session.cache.exact[layer])
             else:
                 extent = slot.booking.extents[layer - exact]
-                got_k, got_v = extent[:, :, 0].swapaxes(0, 1), extent[:, :, 1].swapaxes(0, 1)
+                got_k, got_v = extent[:, 0].swapaxes(0, 1), extent[:, 1].swapaxes(0, 1)
             np.testing.assert_allclose(got_k[:whole], k[:whole], atol=5e-5)
             np.testing.assert_allclose(got_v[:whole], v[:whole], atol=5e-5)
     session.close()

@@ -84,7 +84,7 @@ def make_call(
     rng = np.random.default_rng(seed)
     slots = len(lengths)
     kv = [
-        rng.standard_normal((heads, n + i % 3, 2, dim)).astype(dtype) for i, n in enumerate(lengths)
+        rng.standard_normal((heads, 2, n + i % 3, dim)).astype(dtype) for i, n in enumerate(lengths)
     ]
     q = (2 * rng.standard_normal((slots, heads * group, dim))).astype(BF16).astype(np.float32)
     attend = np.array(lengths, np.int32)
@@ -213,10 +213,10 @@ def test_slots_do_not_influence_each_other(isa: str) -> None:
 
 def test_equal_scores_are_taken_by_index(isa: str) -> None:
     call = make_call([CHUNK + 50], 48, 3)
-    call.kv[0][:, :, 0] = call.kv[0][:, :1, 0]
+    call.kv[0][:, 0] = call.kv[0][:, 0, :1]
     # Better rows, late and in different tiles, move the running maximum between the equal ones.
     for row in (700, 3000, CHUNK + 20):
-        call.kv[0][:, row, 0] = call.q[0].reshape(2, 3, 48)[:, 0].astype(BF16)
+        call.kv[0][:, 0, row] = call.q[0].reshape(2, 3, 48)[:, 0].astype(BF16)
     call.budget[:] = 60
     _, _, indices = call.run()
     want = [*range(57), 700, 3000, CHUNK + 20]
@@ -228,7 +228,7 @@ def test_growing_scores(isa: str) -> None:
     """The running maximum moves in every tile; the most recent rows win."""
     call = make_call([3000], 32, 2, heads=1, dtype=FP32)
     call.q[:] = 1
-    call.kv[0][0, :, 0] = np.linspace(-3, 3, 3000, dtype=np.float32)[:, None]
+    call.kv[0][0, 0] = np.linspace(-3, 3, 3000, dtype=np.float32)[:, None]
     call.select_len[:] = 3000
     call.budget[:] = 104
     check(call)
@@ -239,11 +239,11 @@ def test_growing_scores(isa: str) -> None:
 def test_huge_scores_stay_exact(isa: str, size: float) -> None:
     call = make_call([500], 32, 2, heads=1, dtype=FP32)
     call.q[:] = size
-    call.kv[0][0, :, 0] = 1
-    call.kv[0][0, 321, 0] = 2
+    call.kv[0][0, 0] = 1
+    call.kv[0][0, 0, 321] = 2
     out, status, indices = call.run()
     assert status[0] == 0
-    np.testing.assert_allclose(out[0], call.kv[0][0, 321, 1][None].repeat(2, 0), rtol=1e-6)
+    np.testing.assert_allclose(out[0], call.kv[0][0, 1, 321][None].repeat(2, 0), rtol=1e-6)
     assert 321 in indices[0, 0]
 
 
@@ -255,8 +255,8 @@ def test_non_finite_row_retires_its_slot_only(
 ) -> None:
     call = make_call([200, 200, 5000], 48, 3, dtype=dtype)
     clean = call.run()
-    call.kv[1][1, 77, part, 5] = poison
-    call.kv[2][0, 4200, part, 5] = poison
+    call.kv[1][1, part, 77, 5] = poison
+    call.kv[2][0, part, 4200, 5] = poison
     out, status, indices = call.run()
     want = call.run(reference)
     np.testing.assert_array_equal(status, [0, 1, 1])
@@ -272,7 +272,7 @@ def test_non_finite_row_retires_its_slot_only(
 def test_score_overflow_is_reported(isa: str) -> None:
     call = make_call([40], 16, 1, dtype=FP32)
     call.q[:] = 1e30
-    call.kv[0][:, 3, 0] = 1e30
+    call.kv[0][:, 0, 3] = 1e30
     assert call.run()[1][0] == 1
     assert call.run(reference)[1][0] == 1
 
@@ -309,10 +309,10 @@ def test_bf16_dot_product_rounds_the_query_only() -> None:
     hk.set_isa(before)
     rounded = Call(**{**call.__dict__, "q": call.q.astype(BF16).astype(np.float32)})
     np.testing.assert_allclose(out, rounded.run(reference)[0], atol=2e-5)
-    keys = np.abs(call.kv[0][:, :600, 0].astype(np.float64))
+    keys = np.abs(call.kv[0][:, 0, :600].astype(np.float64))
     size = np.einsum("hgd,hsd->hgs", np.abs(call.q[0]).reshape(2, 4, 128), keys) / 128**0.5
     # A softmax output moves by at most twice the largest score change times the largest value.
-    bound = 2 * 2**-9 * size.max() * np.abs(call.kv[0][:, :, 1].astype(np.float64)).max()
+    bound = 2 * 2**-9 * size.max() * np.abs(call.kv[0][:, 1].astype(np.float64)).max()
     assert np.abs(out - call.run(reference)[0]).max() <= bound
 
 

@@ -19,7 +19,7 @@ def arguments(rows: int = 60) -> dict[str, Any]:
     lengths = np.array([rows, rows - 9], np.int32)
     return {
         "q": np.ones((2, 4, 32), np.float32),
-        "kv": [np.zeros((2, rows, 2, 32), BF16) for _ in range(2)],
+        "kv": [np.zeros((2, 2, rows, 32), BF16) for _ in range(2)],
         "attend_len": lengths,
         "select_len": lengths - 3,
         "budget": np.array([10, 4], np.int32),
@@ -44,23 +44,23 @@ READ_ONLY.flags.writeable = False
         ({"q": np.ones((2, 4, 24), np.float32)}, ValueError, r"kv\[0\] must have shape"),
         ({"kv": np.zeros((2, 2, 60, 2, 32), BF16)}, TypeError, "kv must be a sequence"),
         ({"kv": [[1], [2]]}, TypeError, r"kv\[0\] must be a NumPy array"),
-        ({"kv": [np.zeros((2, 60, 2, 32), np.float16)] * 2}, TypeError, "not float16"),
+        ({"kv": [np.zeros((2, 2, 60, 32), np.float16)] * 2}, TypeError, "not float16"),
         (
-            {"kv": [np.zeros((2, 60, 2, 32), BF16), np.zeros((2, 60, 2, 32), np.float32)]},
+            {"kv": [np.zeros((2, 2, 60, 32), BF16), np.zeros((2, 2, 60, 32), np.float32)]},
             TypeError,
             r"kv\[1\] has dtype float32",
         ),
         (
-            {"kv": [np.zeros((2, 60, 2, 32), BF16), np.zeros((1, 60, 2, 32), BF16)]},
+            {"kv": [np.zeros((2, 2, 60, 32), BF16), np.zeros((1, 2, 60, 32), BF16)]},
             ValueError,
-            r"kv\[1\] must have shape \[2, rows, 2, 32\]",
+            r"kv\[1\] must have shape \[2, 2, rows, 32\]",
         ),
         (
-            {"kv": [np.zeros((2, 120, 2, 32), BF16)[:, ::2]] * 2},
+            {"kv": [np.zeros((2, 4, 60, 32), BF16)[:, ::2]] * 2},
             ValueError,
             r"kv\[0\] must be C-contiguous",
         ),
-        ({"kv": [np.zeros((2, 60, 2, 32), BF16)]}, ValueError, r"q must have shape \[1, 4, 32\]"),
+        ({"kv": [np.zeros((2, 2, 60, 32), BF16)]}, ValueError, r"q must have shape \[1, 4, 32\]"),
         ({"attend_len": np.array([61, 5], np.int32)}, ValueError, r"attend_len\[0\] is 61"),
         ({"attend_len": np.array([60, 51])}, TypeError, "attend_len must have dtype int32"),
         ({"select_len": np.array([60, 52], np.int32)}, ValueError, r"select_len\[1\] is 52"),
@@ -91,7 +91,7 @@ def test_attend_refusals(
 def test_head_dimension_must_be_a_multiple_of_16() -> None:
     given = arguments()
     given["q"] = np.ones((2, 4, 24), np.float32)
-    given["kv"] = [np.zeros((2, 60, 2, 24), BF16)] * 2
+    given["kv"] = [np.zeros((2, 2, 60, 24), BF16)] * 2
     with pytest.raises(ValueError, match="multiple of 16, not 24"):
         hk.attend_select(**given)
 
@@ -114,7 +114,7 @@ def test_threads_refusals(count: int) -> None:
 
 @pytest.mark.parametrize("module", [hk, reference], ids=["native", "reference"])
 def test_gather_and_store_refusals(module: Any) -> None:
-    kv = [np.zeros((2, 9, 2, 16), np.float32)]
+    kv = [np.zeros((2, 2, 9, 16), np.float32)]
     one, four = np.array([1], np.int32), np.array([4], np.int32)
     rows = np.zeros((1, 5, 2, 16), np.float32)
     indices = np.zeros((1, 2, 4), np.int32)

@@ -22,7 +22,7 @@ def isa(request):
 
 
 def chosen(module, q, kv, budget, elsewhere, **options):
-    lengths = np.array([extent.shape[1] for extent in kv], np.int32)
+    lengths = np.array([extent.shape[2] for extent in kv], np.int32)
     indices = np.full((len(kv), HEADS, int(budget.max())), 7, np.int32)
     status = module.select(
         q, kv, lengths, lengths, budget, indices, sinks=2, elsewhere=elsewhere, **options
@@ -37,11 +37,11 @@ def test_it_equals_keys_that_stand_outside(isa, queries, dtype):
     rng = np.random.default_rng(queries)
     lengths, outside = [33, 64, 200, 4200], 48
     q = (3 * rng.standard_normal((4, HEADS * queries, DIM))).astype(BF16).astype(np.float32)
-    kv = [rng.standard_normal((HEADS, n, 2, DIM)).astype(dtype) for n in lengths]
-    rest = [rng.standard_normal((HEADS, outside, 2, DIM)).astype(dtype) for _ in lengths]
+    kv = [rng.standard_normal((HEADS, 2, n, DIM)).astype(dtype) for n in lengths]
+    rest = [rng.standard_normal((HEADS, 2, outside, DIM)).astype(dtype) for _ in lengths]
     elsewhere = np.stack(
         [
-            np.logaddexp.reduce(reference.scores(q[n], rest[n][:, :, 0], DIM**-0.5), axis=1)
+            np.logaddexp.reduce(reference.scores(q[n], rest[n][:, 0], DIM**-0.5), axis=1)
             for n in range(4)
         ]
     ).astype(np.float32)
@@ -50,7 +50,7 @@ def test_it_equals_keys_that_stand_outside(isa, queries, dtype):
     assert not status.any()
     differs = False
     for n in range(4):
-        whole = np.concatenate([kv[n], rest[n]], axis=1)
+        whole = np.concatenate([kv[n], rest[n]], axis=2)
         mass = reference.importance(q[n], whole, lengths[n] + outside)[:, : lengths[n]]
         own = reference.importance(q[n], kv[n], lengths[n], elsewhere=elsewhere[n])
         np.testing.assert_allclose(own, mass, rtol=1e-5)
@@ -68,7 +68,7 @@ def test_it_equals_keys_that_stand_outside(isa, queries, dtype):
 
 def test_threads_and_references_agree(isa):
     rng = np.random.default_rng(5)
-    kv = [rng.standard_normal((HEADS, 9000, 2, DIM)).astype(BF16)]
+    kv = [rng.standard_normal((HEADS, 2, 9000, DIM)).astype(BF16)]
     q = rng.standard_normal((1, HEADS * 8, DIM)).astype(BF16).astype(np.float32)
     elsewhere = rng.normal(5, 3, (1, HEADS * 8)).astype(np.float32)
     elsewhere[0, 3] = -np.inf
@@ -82,7 +82,7 @@ def test_threads_and_references_agree(isa):
 
 def test_none_is_minus_infinity(isa):
     rng = np.random.default_rng(6)
-    kv = [rng.standard_normal((HEADS, 100, 2, DIM)).astype(BF16)]
+    kv = [rng.standard_normal((HEADS, 2, 100, DIM)).astype(BF16)]
     q = rng.standard_normal((1, HEADS * 4, DIM)).astype(np.float32)
     budget = np.array([20], np.int32)
     nothing = np.full((1, HEADS * 4), -np.inf, np.float32)
@@ -93,7 +93,7 @@ def test_none_is_minus_infinity(isa):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_share_that_is_no_number_is_reported(isa, bad):
-    kv = [np.ones((HEADS, 40, 2, DIM), np.float32)]
+    kv = [np.ones((HEADS, 2, 40, DIM), np.float32)]
     q = np.ones((1, HEADS, DIM), np.float32)
     elsewhere = np.array([[0, bad]], np.float32)
     for module in (hk, reference):
@@ -106,7 +106,7 @@ def test_a_share_that_is_no_number_is_reported(isa, bad):
     "bad", [np.zeros((1, 3), np.float32), np.zeros((1, HEADS), np.float64), [[0.0, 0.0]]]
 )
 def test_a_wrong_shape_is_refused(bad):
-    kv = [np.ones((HEADS, 40, 2, DIM), np.float32)]
+    kv = [np.ones((HEADS, 2, 40, DIM), np.float32)]
     q = np.ones((1, HEADS, DIM), np.float32)
     for module in (hk, reference):
         with pytest.raises((TypeError, ValueError), match="elsewhere"):

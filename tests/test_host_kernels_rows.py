@@ -29,7 +29,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_store_then_gather(isa: str, dtype: np.dtype[Any], threads: int) -> None:
     rng = np.random.default_rng(0)
-    shapes = [(2, 40, 2, 48), (2, 700, 2, 48), (2, 5, 2, 48)]
+    shapes = [(2, 2, 40, 48), (2, 2, 700, 48), (2, 2, 5, 48)]
     kv = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
     twin = [extent.copy() for extent in kv]
     start, counts = np.array([7, 100, 99], np.int32), np.array([33, 300, 0], np.int32)
@@ -41,8 +41,8 @@ def test_store_then_gather(isa: str, dtype: np.dtype[Any], threads: int) -> None
 
     indices = np.full((3, 2, 310), -1, np.int32)
     for n, shape in enumerate(shapes):
-        used = min(int(counts[n]), shape[1])
-        indices[n, :, :used] = rng.integers(0, shape[1], (2, used))
+        used = min(int(counts[n]), shape[2])
+        indices[n, :, :used] = rng.integers(0, shape[2], (2, used))
     buffers = [np.full((3, 320, 2, 48), 9, dtype) for _ in range(4)]
     hk.gather(kv, indices, counts, *buffers[:2], row_offset=5, threads=threads)
     reference.gather(kv, indices, counts, *buffers[2:], row_offset=5)
@@ -52,7 +52,7 @@ def test_store_then_gather(isa: str, dtype: np.dtype[Any], threads: int) -> None
 
 @pytest.mark.parametrize("bad", [-1, 40, 2**31 - 1, -(2**31)])
 def test_gather_refuses_an_index_before_writing(bad: int) -> None:
-    kv = [np.ones((2, 40, 2, 16), np.float32)] * 2
+    kv = [np.ones((2, 2, 40, 16), np.float32)] * 2
     indices = np.zeros((2, 2, 8), np.int32)
     indices[1, 1, 5] = bad
     out_k, out_v = np.zeros((2, 2, 10, 2, 16), np.float32)

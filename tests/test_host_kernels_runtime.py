@@ -37,7 +37,7 @@ def arguments(rows: int = 60) -> dict[str, Any]:
     lengths = np.array([rows, rows - 9], np.int32)
     return {
         "q": np.ones((2, 4, 32), np.float32),
-        "kv": [np.zeros((2, rows, 2, 32), BF16) for _ in range(2)],
+        "kv": [np.zeros((2, 2, rows, 32), BF16) for _ in range(2)],
         "attend_len": lengths,
         "select_len": lengths - 3,
         "budget": np.array([10, 4], np.int32),
@@ -58,7 +58,7 @@ def test_environment_forces_an_instruction_set(isa: str) -> None:
     code = (
         "import numpy as np, host_kernels as hk\n"
         "n = np.full(1, 50, np.int32); q = np.ones((1, 2, 16), np.float32)\n"
-        "kv = [np.ones((1, 50, 2, 16), np.float32)]\n"
+        "kv = [np.ones((1, 2, 50, 16), np.float32)]\n"
         "out, status = hk.attend_select(q, kv, n, n, n, np.zeros((1, 1, 50), np.int32))\n"
         "print(hk.cpu_info()['isa'], out.min(), out.max(), status[0])"
     )
@@ -203,7 +203,7 @@ def ticks_during(call: Callable[[], Any]) -> float:
 def slow_calls() -> dict[str, Callable[[int], Callable[[], Any]]]:
     """Per kernel: a call whose duration grows with its argument, most of it in native code."""
     rows = 6000
-    kv = np.ones((2, rows, 2, 128), np.float32)
+    kv = np.ones((2, 2, rows, 128), np.float32)
     out = np.zeros((1, rows, 2, 128), np.float32)
     rows_each = np.full(1, rows, np.int32)
     indices = np.tile(np.arange(rows, dtype=np.int32), (1, 2, 1))
@@ -254,7 +254,7 @@ def test_gil_is_released(name: str) -> None:
 
 def test_many_python_threads_share_the_pool() -> None:
     given = arguments(500)
-    given["kv"] = [np.random.default_rng(0).standard_normal((2, 500, 2, 32)).astype(BF16)] * 2
+    given["kv"] = [np.random.default_rng(0).standard_normal((2, 2, 500, 32)).astype(BF16)] * 2
     want, _ = hk.attend_select(**given)
     wrong: list[int] = []
 

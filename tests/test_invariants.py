@@ -120,8 +120,8 @@ def test_committed_kv_equals_recomputed(method):
             else:
                 # The newest block reaches the host when the next retrieval begins, if any.
                 whole = slot.start - (BLOCK if session.retrieval else 0)
-                extent = slot.booking.extents[layer - exact][:, :whole]
-                got_k, got_v = extent[:, :, 0].swapaxes(0, 1), extent[:, :, 1].swapaxes(0, 1)
+                extent = slot.booking.extents[layer - exact][:, :, :whole]
+                got_k, got_v = extent[:, 0].swapaxes(0, 1), extent[:, 1].swapaxes(0, 1)
             np.testing.assert_allclose(got_k, k[:whole], atol=2e-5)
             np.testing.assert_allclose(got_v, v[:whole], atol=2e-5)
     session.close()
@@ -336,8 +336,8 @@ def test_host_and_device_break_ties_alike(budget):
     # Few distinct keys: most scores are equal, so ties decide.
     keys = rng.normal(size=(6, dim)).astype(np.float32)[rng.integers(0, 6, (rows, heads))]
     q = rng.normal(size=(1, TINY.num_heads, dim)).astype(np.float32)
-    extent = np.zeros((heads, rows, 2, dim), np.float32)
-    extent[:, :, 0] = keys.swapaxes(0, 1)
+    extent = np.zeros((heads, 2, rows, dim), np.float32)
+    extent[:, 0] = keys.swapaxes(0, 1)
     indices = np.full((1, heads, budget), -1, np.int32)
     full, count = np.array([rows], np.int32), np.array([budget], np.int32)
     host_kernels.select(q, [extent], full, full, count, indices, sinks=sinks)

@@ -100,7 +100,7 @@ def test_selection_equals_a_plain_pass(observed, method, blocks):
                     rows = wanted[slot, head, : job.budget[slot]]
                     np.testing.assert_array_equal(
                         sent[slot, 2 * BLOCK : 2 * BLOCK + len(rows), head],
-                        job.extents[index][slot][head, rows, which],
+                        job.extents[index][slot][head, which, rows],
                     )
     session.close()
 

@@ -70,8 +70,8 @@ def test_an_edited_blocks_kv_is_that_of_its_final_tokens(method):
                 got_k, got_v = (np.asarray(b[index, :whole]) for b in session.cache.exact[layer])
             else:
                 whole -= BLOCK  # The newest block is in the pool's tail, see below.
-                extent = slot.booking.extents[layer - exact][:, :whole]
-                got_k, got_v = extent[:, :, 0].swapaxes(0, 1), extent[:, :, 1].swapaxes(0, 1)
+                extent = slot.booking.extents[layer - exact][:, :, :whole]
+                got_k, got_v = extent[:, 0].swapaxes(0, 1), extent[:, 1].swapaxes(0, 1)
                 for pool, own in zip(session.cache.pool[layer - exact], (k, v), strict=True):
                     tail = np.asarray(pool[index, BLOCK : 2 * BLOCK])
                     np.testing.assert_allclose(tail, own[whole : whole + BLOCK], atol=2e-5)

@@ -41,8 +41,8 @@ class CacheShape:
 
     @property
     def nothing(self) -> np.ndarray:
-        """The extent [H_kv, 0, 2, D] of a slot that takes no part in a selection."""
-        return np.zeros((self.kv_heads, 0, 2, self.head_dim), self.dtype)
+        """The extent [H_kv, 2, 0, D] of a slot that takes no part in a selection."""
+        return np.zeros((self.kv_heads, 2, 0, self.head_dim), self.dtype)
 
     @property
     def pool_rows(self) -> int:

@@ -21,8 +21,8 @@ class Booking:
     Attributes:
       owner: the request's id, for messages.
       offset, nbytes: the byte range in the arena.
-      extents: one array per sparse layer, [H_kv, rows, 2, D]; axis 2 holds the K row, then the V
-        row, so that a selected entry is one contiguous read.
+      extents: one array per sparse layer, [H_kv, 2, rows, D]: each head has its K rows, then its V
+        rows, so that a scan of keys alone reads whole pages.
       live: False once released; a stale booking is refused by every user of it.
     """
 
@@ -35,7 +35,7 @@ class Booking:
     @property
     def rows(self) -> int:
         """Positions reserved."""
-        return int(self.extents[0].shape[1]) if self.extents else 0
+        return int(self.extents[0].shape[2]) if self.extents else 0
 
 
 class FullPool:
@@ -118,7 +118,7 @@ class FullPool:
     def _extents(self, offset: int, rows: int) -> list[np.ndarray]:
         if self._arena is None:
             return []
-        shape = (self.layers, self.kv_heads, rows, 2, self.head_dim)
+        shape = (self.layers, self.kv_heads, 2, rows, self.head_dim)
         count = int(np.prod(shape)) * self.dtype.itemsize
         flat = self._arena.buffer[offset : offset + count]
         return list(flat.view(self.dtype).reshape(shape))

@@ -18,8 +18,8 @@ class SelectionJob:
     NumPy arrays only: the body of a callback reads and writes this object.
 
     Attributes:
-      extents: per sparse layer, per slot: [H_kv, rows, 2, D] of the full pool, or an empty
-        [H_kv, 0, 2, D] array for a slot that does not take part.
+      extents: per sparse layer, per slot: [H_kv, 2, rows, D] of the full pool, or an empty
+        [H_kv, 2, 0, D] array for a slot that does not take part.
       start: int32 [N], first position of the block being denoised; rows before it are committed.
       attend_len: int32 [N], rows that enter the softmax (committed rows, then the draft's).
       select_len: int32 [N], rows that may be selected; 0 for a slot that does not take part.

@@ -171,7 +171,9 @@ class Runner {
     if (bad_[u.slot].load(std::memory_order_relaxed)) return;
     const Extent& extent = c_.slots[static_cast<size_t>(u.slot)];
     ChunkScan scan;
-    scan.rows = extent.data + u.head * extent.rows * 2 * c_.dim * item_size(c_.dtype);
+    const int64_t plane = extent.rows * c_.dim * item_size(c_.dtype);
+    scan.keys = extent.data + 2 * u.head * plane;
+    scan.values = c_.output ? extent.data + (2 * u.head + 1) * plane : nullptr;
     scan.begin = chunk * kChunkRows;
     scan.end = std::min(length(u), scan.begin + kChunkRows);
     scan.group = c_.group;
@@ -179,7 +181,6 @@ class Runner {
     scan.query = s.query;
     scan.log2_scale = c_.scale * kLog2E;
     scan.prefetch_bytes = prefetch_bytes();
-    scan.values = c_.output != nullptr;
     scan.weights = s.weights;
     scan.weight_stride = s.stride;
     scan.exponents = s.exponents;
@@ -206,6 +207,7 @@ class Runner {
     h.select_len = c_.select_len[u.slot];
     h.budget = c_.budget[u.slot];
     h.sinks = c_.sinks;
+    h.recent = c_.recent;
     h.importance = select.importance;
     h.histogram = select.histogram;
     h.candidates = select.candidates;

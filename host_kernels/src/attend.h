@@ -8,7 +8,7 @@
 
 namespace herald {
 
-// One slot's rows, [heads][rows][2][dim], K before V.
+// One slot's rows, [heads][2][rows][dim]: a head's K rows, then its V rows.
 struct Extent {
   char* data;
   int64_t rows;
@@ -24,7 +24,7 @@ struct AttendCall {
   const int32_t* budget;
   int32_t* indices;  // [slots][heads][capacity]
   int64_t capacity;
-  int64_t sinks;
+  int64_t sinks, recent = 0;
   const float* self_key = nullptr;  // [slots][heads][dim], with self_value, or null
   const float* self_value = nullptr;
   const float* elsewhere = nullptr;  // [slots][heads * group] log of attended mass outside, or null

@@ -49,11 +49,11 @@ std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t h
   slots.reserve(kv.size());
   for (const auto& array : kv) {
     require(array.ndim() == 4 && dtype_of(array) == dtype &&
-                static_cast<int64_t>(array.shape(0)) == heads && array.shape(2) == 2 &&
+                static_cast<int64_t>(array.shape(0)) == heads && array.shape(1) == 2 &&
                 static_cast<int64_t>(array.shape(3)) == dim,
-            "every extent must be [heads][rows][2][dim] of one type");
+            "every extent must be [heads][2][rows][dim] of one type");
     slots.push_back({static_cast<char*>(const_cast<void*>(static_cast<const void*>(array.data()))),
-                     static_cast<int64_t>(array.shape(1))});
+                     static_cast<int64_t>(array.shape(2))});
   }
   return slots;
 }
@@ -61,9 +61,10 @@ std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t h
 // query [N, H_kv * G, D]; output absent means keys only.
 void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t heads,
                const IntsIn& attend_len, const IntsIn& select_len, const IntsIn& budget,
-               const Ints& indices, int64_t sinks, const std::optional<FloatsIn>& self_key,
-               const std::optional<FloatsIn>& self_value, const std::optional<FloatsIn>& elsewhere,
-               float scale, const std::optional<Floats>& output, const Ints& status, int threads) {
+               const Ints& indices, int64_t sinks, int64_t recent,
+               const std::optional<FloatsIn>& self_key, const std::optional<FloatsIn>& self_value,
+               const std::optional<FloatsIn>& elsewhere, float scale,
+               const std::optional<Floats>& output, const Ints& status, int threads) {
   if (kv.empty()) return;
   AttendCall call;
   call.dtype = dtype_of(kv[0]);
@@ -79,6 +80,7 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
   call.indices = indices.data();
   call.capacity = static_cast<int64_t>(indices.shape(2));
   call.sinks = sinks;
+  call.recent = recent;
   if (self_key && self_value) {
     call.self_key = self_key->data();
     call.self_value = self_value->data();
@@ -169,7 +171,7 @@ NB_MODULE(_native, m) {
   using namespace herald;
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
-        "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
+        "recent"_a, "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
         "elsewhere"_a.none().noconvert(), "scale"_a, "output"_a.none().noconvert(),
         "status"_a.noconvert(), "threads"_a);
   m.def("gather", &py_gather, "kv"_a, "indices"_a.noconvert(), "counts"_a.noconvert(),

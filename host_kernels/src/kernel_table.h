@@ -27,15 +27,15 @@ enum class DType { kBFloat16, kFloat32 };
 
 static constexpr int64_t item_size(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
 
-// One chunk of one KV head. A row is [K | V], each `dim` items long.
+// One chunk of one KV head; rows of keys and of values are `dim` items long and contiguous.
 struct ChunkScan {
-  const void* rows;        // row 0 of the head
+  const void* keys;        // row 0 of the head
+  const void* values;      // the same; null: no attention output is accumulated
   int64_t begin, end;      // rows of this chunk; begin is a multiple of kChunkRows
   int64_t group, dim;      // query heads per KV head; head dimension, a multiple of 16
   const void* query;       // [group][padded dim] as written by prepare_query
   float log2_scale;        // softmax scale * log2(e)
   int64_t prefetch_bytes;  // how far ahead to prefetch; 0 leaves it to the hardware
-  bool values;             // also accumulate the attention output
   float* weights;          // [group][weight_stride]: 2^(score - exponent of its tile)
   int64_t weight_stride;
   float* exponents;  // [tiles of the head][group]: the integer maximum in force at each tile
@@ -53,7 +53,7 @@ struct HeadSelect {
   int64_t group;
   const float* maximum;     // [group], over everything attended
   const float* normaliser;  // [group]
-  int64_t select_len, budget, sinks;
+  int64_t select_len, budget, sinks, recent;
   float* importance;     // scratch, select_len rounded up to kTileRows
   uint32_t* histogram;   // scratch, kHistogramTables * kHistogramBins
   uint32_t* candidates;  // scratch, select_len
@@ -71,10 +71,10 @@ struct KernelTable {
   // Output lane order -> natural order, times `factor`.
   void (*unpack_output)(DType, const float* output, int64_t dim, float factor, float* natural);
   void (*select_head)(const HeadSelect&);
-  // Copies the K and the V part, `bytes` (a multiple of 32) each, of the named rows: row rows[i]
-  // goes to keys + i * to_stride and values + i * to_stride.
-  void (*gather_rows)(const char* from, int64_t from_stride, const int32_t* rows, int64_t count,
-                      int64_t bytes, char* keys, char* values, int64_t to_stride);
+  // Copies the named rows, `bytes` (a multiple of 32) each: keys[rows[i]] to
+  // to_keys + i * to_stride, and values likewise.
+  void (*gather_rows)(const char* keys, const char* values, const int32_t* rows, int64_t count,
+                      int64_t bytes, char* to_keys, char* to_values, int64_t to_stride);
   // XOR of all whole 256-byte lines: a plain read loop.
   uint64_t (*read_bytes)(const char* from, int64_t bytes);
 };

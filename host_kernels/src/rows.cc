@@ -60,12 +60,12 @@ void gather(const GatherCall& c) {
   const auto pieces = cut(static_cast<int64_t>(c.slots.size()), c.heads, c.counts);
   for_each_piece(pieces, c.threads, [&](const Piece& p) {
     const Extent& extent = c.slots[static_cast<size_t>(p.slot)];
-    const char* from = extent.data + p.head * extent.rows * 2 * bytes;
+    const char* keys = extent.data + 2 * p.head * extent.rows * bytes;
     const int32_t* index = c.indices + (p.slot * c.heads + p.head) * c.capacity + p.begin;
     const int64_t row = p.slot * c.rows + c.row_offset + p.begin;
     const int64_t to = (row * c.heads + p.head) * bytes;
-    table.gather_rows(from, 2 * bytes, index, p.end - p.begin, bytes, c.keys + to, c.values + to,
-                      c.heads * bytes);
+    table.gather_rows(keys, keys + extent.rows * bytes, index, p.end - p.begin, bytes, c.keys + to,
+                      c.values + to, c.heads * bytes);
   });
 }
 
@@ -76,9 +76,9 @@ void store(const StoreCall& c) {
     const Extent& extent = c.slots[static_cast<size_t>(p.slot)];
     for (int64_t j = p.begin; j < p.end; ++j) {
       const int64_t from = ((p.slot * c.rows + j) * c.heads + p.head) * bytes;
-      char* to = extent.data + (p.head * extent.rows + c.start[p.slot] + j) * 2 * bytes;
+      char* to = extent.data + (2 * p.head * extent.rows + c.start[p.slot] + j) * bytes;
       std::memcpy(to, c.keys + from, static_cast<size_t>(bytes));
-      std::memcpy(to + bytes, c.values + from, static_cast<size_t>(bytes));
+      std::memcpy(to + extent.rows * bytes, c.values + from, static_cast<size_t>(bytes));
     }
   });
 }

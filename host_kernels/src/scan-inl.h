@@ -107,7 +107,7 @@ template <class Dot>
 bool scan_chunk_as(const ChunkScan& c) {
   using T = typename Dot::Key;
   const int64_t padded = round_up(c.dim, kDimPad), group = c.group;
-  const int64_t value_offset = c.dim * static_cast<int64_t>(sizeof(T)), stride = 2 * value_offset;
+  const int64_t stride = c.dim * static_cast<int64_t>(sizeof(T));
   const auto* query = static_cast<const typename Dot::QueryItem*>(c.query);
   for (int64_t g = 0; g < group; ++g) {
     c.maximum[g] = -__builtin_inff();
@@ -118,10 +118,9 @@ bool scan_chunk_as(const ChunkScan& c) {
 
   for (int64_t row = c.begin; row < c.end; row += kTileRows) {
     const int64_t count = c.end - row < kTileRows ? c.end - row : kTileRows;
-    const char* first = static_cast<const char*>(c.rows) + row * stride;
+    const char* first = static_cast<const char*>(c.keys) + row * stride;
     float* weights = c.weights + row;
-    const TileRows tile{first, stride,           count,
-                        c.dim, c.prefetch_bytes, c.values ? stride : value_offset};
+    const TileRows tile{first, stride, count, c.dim, c.prefetch_bytes};
     score_tile<Dot>(tile, query, padded, group, weights, c.weight_stride);
     for (int64_t g = 0; g < group; ++g) {
       float rescale, total;
@@ -134,7 +133,7 @@ bool scan_chunk_as(const ChunkScan& c) {
         for (int64_t d = 0; d < padded; ++d) c.output[g * padded + d] *= rescale;
     }
     if (!c.values) continue;
-    const char* values = first + value_offset;
+    const char* values = static_cast<const char*>(c.values) + row * stride;
     int64_t g = 0;
     const auto step = [&](auto add, int64_t queries) {
       add(values, stride, count, c.dim, weights + g * c.weight_stride, c.weight_stride,

@@ -52,14 +52,12 @@ struct TileRows {
   int64_t count;    // rows that exist, at least 1
   int64_t dim;
   int64_t prefetch;  // bytes ahead, 0 for none
-  int64_t touched;   // bytes of each row that the scan reads
 };
 
 inline void prefetch_rows(const TileRows& t, int64_t first, int64_t rows) {
   const uintptr_t base = reinterpret_cast<uintptr_t>(t.row) + first * t.stride + t.prefetch;
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t b = 0; b < t.touched; b += 64)
-      __builtin_prefetch(reinterpret_cast<const void*>(base + r * t.stride + b));
+  for (int64_t b = 0; b < rows * t.stride; b += 64)
+    __builtin_prefetch(reinterpret_cast<const void*>(base + b));
 }
 
 // Scores of Q queries against all rows, written to scores[g * score_stride + row] with the row

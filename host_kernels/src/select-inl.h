@@ -39,9 +39,11 @@ inline void compute_importance(const HeadSelect& h) {
     }
     for (int i = 0; i < kVectors; ++i) Simd::store(h.importance + row + i * Simd::kLanes, sums[i]);
   }
-  // Sinks outrank everything; padding is outranked by everything.
-  const int64_t sinks = h.sinks < h.budget ? h.sinks : h.budget;
+  // Sinks and recent rows outrank everything; padding is outranked by everything.
+  const int64_t sinks = h.sinks < h.budget ? h.sinks : h.budget, room = h.budget - sinks;
+  const int64_t recent = h.recent < room ? h.recent : room;
   for (int64_t row = 0; row < sinks; ++row) h.importance[row] = 0x1p127f;
+  for (int64_t row = h.select_len - recent; row < h.select_len; ++row) h.importance[row] = 0x1p127f;
   for (int64_t row = h.select_len; row % kTileRows; ++row) h.importance[row] = -1;
 }
 

@@ -14,16 +14,17 @@ inline void copy_row(const char* from, char* to, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += 32) __builtin_memcpy(to + b, from + b, 32);
 }
 
-void gather_rows(const char* from, int64_t from_stride, const int32_t* rows, int64_t count,
-                 int64_t bytes, char* keys, char* values, int64_t to_stride) {
+void gather_rows(const char* keys, const char* values, const int32_t* rows, int64_t count,
+                 int64_t bytes, char* to_keys, char* to_values, int64_t to_stride) {
   constexpr int64_t kAhead = 16;
   for (int64_t i = 0; i < count; ++i) {
     if (i + kAhead < count)
-      for (int64_t b = 0; b < 2 * bytes; b += 64)
-        __builtin_prefetch(from + rows[i + kAhead] * from_stride + b);
-    const char* row = from + rows[i] * from_stride;
-    copy_row(row, keys + i * to_stride, bytes);
-    copy_row(row + bytes, values + i * to_stride, bytes);
+      for (int64_t b = 0; b < bytes; b += 64) {
+        __builtin_prefetch(keys + rows[i + kAhead] * bytes + b);
+        __builtin_prefetch(values + rows[i + kAhead] * bytes + b);
+      }
+    copy_row(keys + rows[i] * bytes, to_keys + i * to_stride, bytes);
+    copy_row(values + rows[i] * bytes, to_values + i * to_stride, bytes);
   }
 }
 

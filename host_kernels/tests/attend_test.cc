@@ -26,7 +26,7 @@ Expected naive(const Case& c, bool with_self) {
   for (int64_t hg = 0; hg < c.heads * c.group; ++hg) {
     const int64_t h = hg / c.group;
     const auto key = [&](int64_t r) { return r < rows ? c.row(h, r) : c.self.data() + h * c.dim; };
-    const auto value = [&](int64_t r) { return r < rows ? key(r) + c.dim : key(r); };
+    const auto value = [&](int64_t r) { return r < rows ? key(r) + c.plane() : key(r); };
     std::vector<double> p(static_cast<size_t>(all));
     double top = -INFINITY, total = 0;
     for (int64_t r = 0; r < all; ++r) {
@@ -115,10 +115,10 @@ void ties(const std::string& isa) {
   // Equal keys everywhere: whatever tile or tail a row stands in, ties go to the lower row.
   Case c(DType::kBFloat16, 1, 3, 48, 5003, 4);
   for (int64_t r = 1; r < c.rows(); ++r)
-    std::copy_n(c.row(0, 0), c.dim, c.numbers.data() + r * 2 * c.dim);
+    std::copy_n(c.row(0, 0), c.dim, c.numbers.data() + r * c.dim);
   // A few better rows late in the sequence move the running maximum between equal ones.
   for (int64_t r : {4500, 4600, 4999})
-    for (int64_t d = 0; d < c.dim; ++d) c.numbers[r * 2 * c.dim + d] = c.query[d];
+    for (int64_t d = 0; d < c.dim; ++d) c.numbers[r * c.dim + d] = c.query[d];
   c.budget = 100;
   c.pack();
   herald::attend_select(c.call(2, false, true));
@@ -130,7 +130,7 @@ void not_finite(const std::string& isa) {
   for (float poison : {INFINITY, -INFINITY, NAN}) {
     for (int64_t where : {0, 1}) {  // in a key, in a value
       Case c(DType::kFloat32, 2, 2, 32, 300, 5);
-      c.numbers[(123 * 2 + where) * c.dim + 3] = poison;
+      c.numbers[(123 + where * c.rows()) * c.dim + 3] = poison;
       c.pack();
       herald::attend_select(c.call(2, false, true));
       CHECK(c.status == 1, "%s", isa.c_str());

@@ -60,8 +60,10 @@ struct Case {
 
   int64_t rows() const { return static_cast<int64_t>(numbers.size()) / (heads * 2 * dim); }
   const float* row(int64_t head, int64_t r) const {
-    return numbers.data() + (head * rows() + r) * 2 * dim;
+    return numbers.data() + (2 * head * rows() + r) * dim;
   }
+  // From a row's key to its value.
+  int64_t plane() const { return rows() * dim; }
 
   herald::AttendCall call(int threads, bool with_self, bool with_output) {
     herald::AttendCall c;

@@ -1,7 +1,4 @@
-"""The kernels in plain NumPy and float64: the definition of right.
-
-Same names, arguments and checks as ``host_kernels``; ``threads`` is accepted and ignored.
-"""
+"""Attention and selection in plain NumPy and float64: the definition of right."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels.checks import (
-    Extents,
-    check_array,
+from host_kernels.arguments import (
     check_attend,
-    check_gather,
+    check_candidates,
+    check_rerank,
     check_self,
-    check_store,
+    check_top_k,
 )
+from host_kernels.checks import Extents, check_array
 
 IMPORTANCE_FLOOR = 2.0**-100
 """A query head's share below this counts as zero importance."""
@@ -50,17 +47,22 @@ def importance(
 
     Args:
         q: ``[H_q, D]`` of one slot.
-        extent: ``[H_kv, rows, 2, D]``.
+        extent: ``[H_kv, 2, rows, D]``.
         attend_len: rows attended.
         self_k: ``[H_kv, D]``, takes part in the normaliser.
         elsewhere: ``[H_q]``, log of the sum of exp(score) over further keys in the normaliser.
         scale: softmax scale, 1/sqrt(D) by default.
     """
     weights = _softmax(q, extent, attend_len, self_k, scale, elsewhere)[:, :attend_len]
+    return mass_of(weights, extent.shape[0])
+
+
+def mass_of(weights: NDArray[np.float64], heads: int) -> NDArray[np.float64]:
+    """Probabilities ``[H_q, rows]`` summed over the query heads of each KV head."""
     weights = np.where(weights < IMPORTANCE_FLOOR, 0, weights)
-    heads = extent.shape[0]
-    grouped = weights.reshape(heads, q.shape[0] // heads, attend_len)
-    mass: NDArray[np.float64] = grouped.sum(axis=1)
+    mass: NDArray[np.float64] = weights.reshape(heads, len(weights) // heads, weights.shape[1]).sum(
+        axis=1
+    )
     return mass
 
 
@@ -73,30 +75,50 @@ def _softmax(
     elsewhere: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float64]:
     """Probabilities ``[H_q, attend_len (+ 1)]``; NaN where a score does not fit float32."""
-    keys = extent[:, :attend_len, 0]
+    keys = extent[:, 0, :attend_len]
     if self_k is not None:
         keys = np.concatenate([keys.astype(np.float64), self_k[:, None]], axis=1)
     with np.errstate(over="ignore", invalid="ignore"):
         s = scores(q, keys, q.shape[-1] ** -0.5 if scale is None else scale)
-        if not np.isfinite((s * np.log2(np.e)).astype(np.float32)).all():
-            return np.full(s.shape, np.nan)
-        # In base 2 and fp32, as the scores above.
+    return softmax_of(s, elsewhere)[0]
+
+
+def softmax_of(
+    s: NDArray[np.float64], elsewhere: NDArray[np.float32] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Probabilities of scores ``[H_q, rows]`` and the log ``[H_q]`` of what they were divided by.
+
+    NaN, all of them, where a score or ``elsewhere`` does not fit float32.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        # In base 2 and fp32, as the kernels have them.
         outside = np.float32(-np.inf) if elsewhere is None else elsewhere
-        if not np.all(outside * np.float32(np.log2(np.e)) < np.inf):
-            return np.full(s.shape, np.nan)
-    if not s.shape[1]:
-        return s
+        fits = np.isfinite((s * np.log2(np.e)).astype(np.float32)).all()
+        if not fits or not np.all(outside * np.float32(np.log2(np.e)) < np.inf):
+            return np.full(s.shape, np.nan), np.full(len(s), np.nan)
     outside = np.broadcast_to(np.asarray(outside, np.float64), len(s))
-    most = np.maximum(s.max(axis=1), outside)
+    most = np.maximum(s.max(axis=1, initial=-np.inf), outside)
+    # Nothing at all is attended where even the most is -inf.
+    most = np.where(most == -np.inf, 0, most)
     weights: NDArray[np.float64] = np.exp(s - most[:, None])
-    weights /= (weights.sum(axis=1) + np.exp(outside - most))[:, None]
-    return weights
+    total = weights.sum(axis=1) + np.exp(outside - most)
+    with np.errstate(divide="ignore"):
+        return weights / np.where(total > 0, total, 1)[:, None], most + np.log(total)
 
 
-def top_rows(values: NDArray[np.float64], budget: int, sinks: int) -> NDArray[np.int32]:
-    """The ``budget`` largest of ``values [rows]``, ascending; sinks first, ties by lower row."""
+def top_rows(
+    values: NDArray[np.float64], budget: int, sinks: int, recent: int = 0
+) -> NDArray[np.int32]:
+    """The ``budget`` largest of ``values [rows]``, ascending; ties by lower row.
+
+    The first ``sinks`` rows come before all others, then the last ``recent`` ones, the most recent
+    first.
+    """
     ranked = values.copy()
-    ranked[: min(sinks, budget)] = np.inf
+    first = min(sinks, budget)
+    last = max(min(recent, budget - first, len(values) - first), 0)
+    ranked[len(values) - last :] = np.inf
+    ranked[:first] = np.inf
     return np.sort(np.argsort(-ranked, kind="stable")[:budget]).astype(np.int32)
 
 
@@ -116,13 +138,14 @@ def attend_select(
     indices: NDArray[np.int32],
     *,
     sinks: int = 4,
+    recent: int = 0,
     self_k: NDArray[np.float32] | None = None,
     self_v: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """See ``host_kernels.attend_select``."""
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
     check_self(self_k, self_v, shape)
     out = np.zeros_like(q)
     status = np.zeros(shape.slots, np.int32)
@@ -130,7 +153,7 @@ def attend_select(
         length = int(attend_len[n])
         own_k = None if self_k is None else self_k[n]
         weights = _softmax(q[n], extent, length, own_k, scale)
-        values = extent[:, :length, 1].astype(np.float64)
+        values = extent[:, 1, :length].astype(np.float64)
         if self_v is not None:
             values = np.concatenate([values, self_v[n][:, None]], axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -140,7 +163,7 @@ def attend_select(
         status[n] = 0 if np.isfinite(result).all() else 1
         if status[n] == 0:
             out[n] = result
-    _select(q, kv, attend_len, select_len, budget, indices, sinks, self_k, scale, status)
+    _select(q, kv, attend_len, select_len, budget, indices, sinks, recent, self_k, scale, status)
     return out, status
 
 
@@ -153,12 +176,13 @@ def select(
     indices: NDArray[np.int32],
     *,
     sinks: int = 4,
+    recent: int = 0,
     elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
     """See ``host_kernels.select``."""
-    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, scale)
+    shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
     if elsewhere is not None:
         check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
     status = np.zeros(shape.slots, np.int32)
@@ -166,7 +190,20 @@ def select(
         outside = None if elsewhere is None else elsewhere[n]
         weights = _softmax(q[n], extent, int(attend_len[n]), None, scale, outside)
         status[n] = 0 if np.isfinite(weights).all() else 1
-    _select(q, kv, attend_len, select_len, budget, indices, sinks, None, scale, status, elsewhere)
+    _select(
+        q,
+        kv,
+        attend_len,
+        select_len,
+        budget,
+        indices,
+        sinks,
+        recent,
+        None,
+        scale,
+        status,
+        elsewhere,
+    )
     return status
 
 
@@ -178,6 +215,7 @@ def _select(
     budget: NDArray[np.int32],
     indices: NDArray[np.int32],
     sinks: int,
+    recent: int,
     self_k: NDArray[np.float32] | None,
     scale: float | None,
     status: NDArray[np.int32],
@@ -185,54 +223,75 @@ def _select(
 ) -> None:
     indices[:] = -1
     for n, extent in enumerate(kv):
-        wanted, limit = int(budget[n]), int(select_len[n])
-        if status[n]:
-            indices[n, :, :wanted] = recent_rows(limit, wanted, sinks)
-            continue
+        bad = bool(status[n])
         own = None if self_k is None else self_k[n]
         outside = None if elsewhere is None else elsewhere[n]
         length = int(attend_len[n])
-        mass = importance(q[n], extent, length, self_k=own, elsewhere=outside, scale=scale)
-        for h, values in enumerate(mass):
-            indices[n, h, :wanted] = top_rows(values[:limit], wanted, sinks)
+        mass = np.zeros((len(extent), length))
+        if not bad:
+            mass = importance(q[n], extent, length, self_k=own, elsewhere=outside, scale=scale)
+        pick(mass, int(select_len[n]), int(budget[n]), sinks, recent, bad, indices[n])
 
 
-def gather(
-    kv: Extents,
+def pick(
+    mass: NDArray[np.float64],
+    select_len: int,
+    budget: int,
+    sinks: int,
+    recent: int,
+    bad: bool,
     indices: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    out_k: NDArray[Any],
-    out_v: NDArray[Any],
-    *,
-    row_offset: int = 0,
-    threads: int | None = None,
 ) -> None:
-    """See ``host_kernels.gather``."""
-    shape = check_gather(kv, indices, counts, out_k, out_v, row_offset)
-    for n, extent in enumerate(kv):
-        used = indices[n, :, : counts[n]]
-        if used.size and (np.min(used) < 0 or np.max(used) >= extent.shape[1]):
-            raise ValueError(f"indices[{n}] leaves the {extent.shape[1]} rows of kv[{n}]")
-    for n, extent in enumerate(kv):
-        for h in range(shape.heads):
-            rows = indices[n, h, : counts[n]]
-            target = slice(row_offset, row_offset + int(counts[n]))
-            out_k[n, target, h] = extent[h, rows, 0]
-            out_v[n, target, h] = extent[h, rows, 1]
+    """Writes the rows of one slot: the best by ``mass [H_kv, rows]``, or the newest if ``bad``."""
+    for h, values in enumerate(mass):
+        if bad:
+            indices[h, :budget] = recent_rows(select_len, budget, sinks)
+        else:
+            indices[h, :budget] = top_rows(values[:select_len], budget, sinks, recent)
 
 
-def store(
+def rerank(
+    q: NDArray[np.float32],
     kv: Extents,
-    start: NDArray[np.int32],
+    candidates: NDArray[np.int32],
     counts: NDArray[np.int32],
-    k: NDArray[Any],
-    v: NDArray[Any],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
     *,
+    sinks: int = 4,
+    recent: int = 0,
+    log_total: NDArray[np.float32] | None = None,
+    scale: float | None = None,
     threads: int | None = None,
-) -> None:
-    """See ``host_kernels.store``."""
-    check_store(kv, start, counts, k, v)
+) -> NDArray[np.int32]:
+    """See ``host_kernels.rerank``."""
+    shape = check_rerank(q, kv, candidates, counts, budget, indices, sinks, recent, scale)
+    if log_total is not None:
+        check_array("log_total", log_total, np.dtype(np.float32), q.shape[:2])
+    check_candidates(kv, candidates, counts)
+    status = np.zeros(shape.slots, np.int32)
+    indices[:] = -1
+    group = q.shape[1] // shape.heads if shape.slots else 1
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     for n, extent in enumerate(kv):
-        target = slice(int(start[n]), int(start[n]) + int(counts[n]))
-        extent[:, target, 0] = k[n, : counts[n]].swapaxes(0, 1)
-        extent[:, target, 1] = v[n, : counts[n]].swapaxes(0, 1)
+        count, wanted = int(counts[n]), int(budget[n])
+        chosen = np.stack([extent[h, 0, candidates[n, h, :count]] for h in range(shape.heads)])
+        with np.errstate(over="ignore", invalid="ignore"):
+            s = scores(q[n], chosen, factor)
+        weights, total = softmax_of(s)
+        if log_total is not None:
+            weights = weights * np.exp(total - log_total[n].astype(np.float64))[:, None]
+        status[n] = 0 if np.isfinite(weights).all() else 1
+        mass = mass_of(weights, shape.heads)
+        assert weights.shape[0] == shape.heads * group
+        places = np.full((shape.heads, wanted), -1, np.int32)
+        pick(mass, count, wanted, sinks, recent, bool(status[n]), places)
+        for h in range(shape.heads):
+            indices[n, h, :wanted] = candidates[n, h, places[h]]
+    return status
+
+
+def top_k(values: NDArray[np.float32], count: int) -> NDArray[np.int32]:
+    """See ``host_kernels.top_k``."""
+    check_top_k(values, count)
+    return top_rows(values.astype(np.float64), count, 0)

@@ -1,0 +1,125 @@
+"""The int8 key index: a quarter of the bytes of K and V, for selecting without reading them.
+
+Tiles of 32 keys, stored ``[D/4][32 keys][4]`` as unsigned bytes (code + 128) with a float32 scale
+for each key behind them, so that a scan is one sequential stream without horizontal sums. Keys are
+rounded one by one: adding some never changes others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from host_kernels import reference
+from host_kernels.checks import TILE, Extents, Indexes, tile_bytes
+
+
+def index_shape(heads: int, rows: int, dim: int) -> tuple[int, int, int]:
+    """Shape of the uint8 key index of an extent ``[heads, 2, rows, dim]``."""
+    return heads, -(-rows // TILE), tile_bytes(dim)
+
+
+def index_rows(
+    kv: Extents,
+    index: Indexes,
+    start: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    *,
+    threads: int | None = None,
+) -> None:
+    """Writes the index of keys that are new or have changed.
+
+    ``scale = max|k| / 127`` and ``code = k * (127 / max|k|)``, in float32, rounded half to even. A
+    key whose components are all below 2^-100 counts as zero; one with a number that is not finite
+    gives its slot status 1 when it is scanned.
+
+    Args:
+        kv: N extents ``[H_kv, 2, rows, D]``; only keys are read.
+        index: N arrays of ``index_shape``, written at these rows only.
+        start: int32 ``[N]``, first row.
+        counts: int32 ``[N]``, rows; 0 skips the slot.
+        threads: threads to use.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; nothing has been written then.
+    """
+    reference.index_rows(kv, index, start, counts, threads=threads)
+
+
+def select_indexed(
+    q: NDArray[np.float32],
+    index: Indexes,
+    attend_len: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    *,
+    sinks: int = 4,
+    recent: int = 0,
+    elsewhere: NDArray[np.float32] | None = None,
+    log_total: NDArray[np.float32] | None = None,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> NDArray[np.int32]:
+    """``select`` from the key index: the same selection by scores that are rounded.
+
+    Keys and queries are int8 with a scale each; their products are exact integers, so scores are
+    the same on every instruction set.
+
+    Args:
+        q, attend_len, select_len, budget, indices, sinks, recent, elsewhere, scale, threads: see
+            ``select``.
+        index: N arrays of ``index_shape``.
+        log_total: float32 ``[N, H_q]``, written: log of the softmax's normaliser, which ``rerank``
+            takes. 0 where the status is 1.
+
+    Returns:
+        The status, int32 ``[N]``: 0, or 1 where a score was not finite.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it.
+    """
+    return reference.select_indexed(
+        q, index, attend_len, select_len, budget, indices, sinks=sinks, recent=recent,
+        elsewhere=elsewhere, log_total=log_total, scale=scale, threads=threads,
+    )  # fmt: skip
+
+
+def rerank(
+    q: NDArray[np.float32],
+    kv: Extents,
+    candidates: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    *,
+    sinks: int = 4,
+    recent: int = 0,
+    log_total: NDArray[np.float32] | None = None,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> NDArray[np.int32]:
+    """Keeps the best of some candidates by their exact scores.
+
+    Args:
+        q: float32 ``[N, H_q, D]``; ``kv``: N extents ``[H_kv, 2, rows, D]``.
+        candidates: int32 ``[N, H_kv, C_cap]``, ascending rows; ``counts``: int32 ``[N]``, how many.
+        budget: int32 ``[N]``, rows to keep per KV head, at most ``counts``.
+        indices: int32 ``[N, H_kv, K_cap]``, written: ``budget`` rows ascending, then -1.
+        sinks, recent: the first and last candidates that are always kept.
+        log_total: float32 ``[N, H_q]``, log of each query's normaliser over everything it attends;
+            without it, softmax runs over the candidates alone.
+        scale: softmax scale, 1/sqrt(D) by default.
+        threads: threads to use.
+
+    Returns:
+        The status, int32 ``[N]``: 0, or 1 where a score was not finite; such a slot keeps the first
+        ``sinks`` and the last candidates.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit, or a candidate lies outside its extent.
+    """
+    return reference.rerank(
+        q, kv, candidates, counts, budget, indices, sinks=sinks, recent=recent,
+        log_total=log_total, scale=scale, threads=threads,
+    )  # fmt: skip

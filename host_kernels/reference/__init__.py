@@ -1,0 +1,40 @@
+"""The kernels in plain NumPy: the definition of right.
+
+Same names, arguments and checks as ``host_kernels``; ``threads`` is accepted and ignored.
+"""
+
+from host_kernels.reference.attend import (
+    attend_select,
+    importance,
+    rerank,
+    scores,
+    select,
+    top_k,
+    top_rows,
+)
+from host_kernels.reference.index import (
+    index_rows,
+    index_scores,
+    quantise,
+    select_indexed,
+    unpack,
+)
+from host_kernels.reference.rows import gather, gather_changes, store
+
+__all__ = [
+    "attend_select",
+    "gather",
+    "gather_changes",
+    "importance",
+    "index_rows",
+    "index_scores",
+    "quantise",
+    "rerank",
+    "scores",
+    "select",
+    "select_indexed",
+    "store",
+    "top_k",
+    "top_rows",
+    "unpack",
+]

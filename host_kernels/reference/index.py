@@ -1,0 +1,118 @@
+"""The key index in plain NumPy: the definition of right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from host_kernels.arguments import check_index_rows, check_indexed
+from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
+from host_kernels.reference.attend import mass_of, pick, softmax_of
+
+SMALLEST = np.float32(2.0**-100)
+"""Vectors without a component of at least this size are stored as zeros."""
+
+
+def quantise(rows: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Symmetric int8 codes ``[..., D]`` and float32 scales ``[...]`` of vectors ``[..., D]``.
+
+    ``scale = max|x| / 127`` and ``code = x * (127 / max|x|)``, both in float32, rounded half to
+    even. A vector with a number that is not finite has codes 0 and the scale NaN.
+    """
+    values = np.asarray(rows, np.float32)
+    largest = np.abs(values).max(axis=-1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        usable = np.isfinite(largest) & (largest >= SMALLEST)
+        inverse = np.where(usable, np.float32(127) / np.where(usable, largest, 1), 0)
+        codes = np.rint(
+            np.where(usable[..., None], values, 0) * inverse.astype(np.float32)[..., None]
+        )
+        scale = np.where(usable, largest / np.float32(127), 0).astype(np.float32)
+    scale[~np.isfinite(largest)] = np.nan
+    return codes.astype(np.int8), scale
+
+
+def index_rows(
+    kv: Extents,
+    index: Indexes,
+    start: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    *,
+    threads: int | None = None,
+) -> None:
+    """See ``host_kernels.index_rows``."""
+    shape = check_index_rows(kv, index, start, counts)
+    for n, (extent, tiles) in enumerate(zip(kv, index, strict=True)):
+        rows = np.arange(int(start[n]), int(start[n]) + int(counts[n]))
+        codes, scales = quantise(extent[:, 0, rows])
+        body = tiles[:, :, : TILE * shape.dim].reshape(shape.heads, -1, shape.dim // 4, TILE, 4)
+        parts = (codes.astype(np.int16) + 128).astype(np.uint8)
+        parts = parts.reshape(shape.heads, len(rows), shape.dim // 4, 4)
+        tail = tiles[:, :, TILE * shape.dim :]
+        for h in range(shape.heads):
+            for j, row in enumerate(rows):
+                body[h, row // TILE, :, row % TILE] = parts[h, j]
+                at = 4 * (row % TILE)
+                tail[h, row // TILE, at : at + 4] = scales[h, j : j + 1].view(np.uint8)
+        tiles[:, :, : TILE * shape.dim] = body.reshape(shape.heads, -1, TILE * shape.dim)
+
+
+def unpack(tiles: NDArray[np.uint8]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes ``[H_kv, rows, D]`` and scales ``[H_kv, rows]`` of an index, whole tiles."""
+    heads, count, size = tiles.shape
+    dim = (size - 4 * TILE) // TILE
+    assert size == tile_bytes(dim)
+    body = tiles[:, :, : TILE * dim].reshape(heads, count, dim // 4, TILE, 4)
+    codes = (body.transpose(0, 1, 3, 2, 4).astype(np.int16) - 128).astype(np.int8)
+    scales = np.ascontiguousarray(tiles[:, :, TILE * dim :]).view(np.float32)
+    return codes.reshape(heads, count * TILE, dim), scales.reshape(heads, count * TILE)
+
+
+def index_scores(
+    q: NDArray[np.float32], tiles: NDArray[np.uint8], length: int, scale: float
+) -> NDArray[np.float64]:
+    """Scaled dot products ``[H_q, length]`` of int8 queries with the first keys of an index."""
+    codes, scales = unpack(tiles)
+    heads, _, dim = codes.shape
+    q_codes, q_scales = quantise(q)
+    grouped = q_codes.reshape(heads, -1, dim).astype(np.int64)
+    products = np.einsum("hgd,hrd->hgr", grouped, codes[:, :length].astype(np.int64))
+    result = products * scales[:, None, :length].astype(np.float64)
+    return result.reshape(len(q), length) * q_scales[:, None].astype(np.float64) * scale
+
+
+def select_indexed(
+    q: NDArray[np.float32],
+    index: Indexes,
+    attend_len: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    budget: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    *,
+    sinks: int = 4,
+    recent: int = 0,
+    elsewhere: NDArray[np.float32] | None = None,
+    log_total: NDArray[np.float32] | None = None,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> NDArray[np.int32]:
+    """See ``host_kernels.select_indexed``."""
+    shape = check_indexed(q, index, attend_len, select_len, budget, indices, sinks, recent, scale)
+    for name, array in (("elsewhere", elsewhere), ("log_total", log_total)):
+        if array is not None:
+            check_array(name, array, np.dtype(np.float32), q.shape[:2], written=name == "log_total")
+    status = np.zeros(shape.slots, np.int32)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    indices[:] = -1
+    for n, tiles in enumerate(index):
+        with np.errstate(invalid="ignore"):
+            s = index_scores(q[n], tiles, int(attend_len[n]), factor)
+        weights, total = softmax_of(s, None if elsewhere is None else elsewhere[n])
+        status[n] = 0 if np.isfinite(weights).all() else 1
+        if log_total is not None:
+            log_total[n] = 0 if status[n] else total
+        mass = mass_of(weights, shape.heads)
+        pick(mass, int(select_len[n]), int(budget[n]), sinks, recent, bool(status[n]), indices[n])
+    return status
