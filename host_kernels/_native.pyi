@@ -24,10 +24,14 @@ def attend(
     self_key: _Floats | None,
     self_value: _Floats | None,
     elsewhere: _Floats | None,
+    log_total: _Floats | None,
     scale: float,
     output: _Floats | None,
     status: _Ints,
     threads: int,
+) -> None: ...
+def index_rows(
+    kv: Sequence[_Rows], index: Sequence[_Rows], start: _Ints, counts: _Ints, threads: int
 ) -> None: ...
 def gather(
     kv: Sequence[_Rows],

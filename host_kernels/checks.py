@@ -24,6 +24,8 @@ Indexes = Sequence[NDArray[np.uint8]]
 TILE = 32
 """Keys in one tile of the key index."""
 
+MAX_DIM = 1024
+
 ROW_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
 
@@ -105,8 +107,10 @@ def check_extents(kv: Extents, dim: int, *, written: bool = False) -> RowShape:
     heads = int(first.shape[0])
     if heads == 0:
         raise ValueError("kv[0] must have at least one KV head")
-    if dim == 0 or dim % 16:
-        raise ValueError(f"the head dimension must be a positive multiple of 16, not {dim}")
+    if not 0 < dim <= MAX_DIM or dim % 16:
+        raise ValueError(
+            f"the head dimension must be a positive multiple of 16 up to {MAX_DIM}, not {dim}"
+        )
     return RowShape(len(kv), heads, dim, first.dtype)
 
 
@@ -114,8 +118,10 @@ def check_index(index: Indexes, dim: int, *, written: bool = False) -> RowShape:
     """Refuses key indexes that are not of one head count and the head dimension ``dim``."""
     if isinstance(index, np.ndarray):
         raise TypeError("index must be a sequence of arrays, one a slot, not one array")
-    if dim == 0 or dim % 16:
-        raise ValueError(f"the head dimension must be a positive multiple of 16, not {dim}")
+    if not 0 < dim <= MAX_DIM or dim % 16:
+        raise ValueError(
+            f"the head dimension must be a positive multiple of 16 up to {MAX_DIM}, not {dim}"
+        )
     if len(index) == 0:
         return RowShape(0, 0, dim, np.dtype(np.uint8))
     heads = 0

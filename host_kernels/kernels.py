@@ -18,9 +18,9 @@ from host_kernels.cpu import apply_environment
 from host_kernels.threads import resolve_threads
 
 
-def _raw(array: NDArray[Any]) -> NDArray[Any]:
+def raw(array: NDArray[Any]) -> NDArray[Any]:
     """bfloat16 crosses into native code as uint16."""
-    return array if array.dtype == np.float32 else array.view(np.uint16)
+    return array.view(np.uint16) if array.dtype.itemsize == 2 else array
 
 
 def attend_select(
@@ -77,7 +77,7 @@ def attend_select(
     shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
     check_self(self_k, self_v, shape)
     out = np.zeros_like(q)
-    status = _attend(
+    status = run_attend(
         shape, q, kv, attend_len, select_len, budget, indices, sinks, recent, self_k, self_v, scale,
         out, threads,
     )  # fmt: skip
@@ -113,13 +113,13 @@ def select(
     shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
     if elsewhere is not None:
         check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
-    return _attend(
+    return run_attend(
         shape, q, kv, attend_len, select_len, budget, indices, sinks, recent, None, None, scale,
         None, threads, elsewhere,
     )  # fmt: skip
 
 
-def _attend(
+def run_attend(
     shape: RowShape,
     q: NDArray[np.float32],
     kv: Extents,
@@ -135,12 +135,13 @@ def _attend(
     out: NDArray[np.float32] | None,
     threads: int | None,
     elsewhere: NDArray[np.float32] | None = None,
+    log_total: NDArray[np.float32] | None = None,
 ) -> NDArray[np.int32]:
     apply_environment()
     status = np.zeros(shape.slots, np.int32)
     _native.attend(
         q,
-        [_raw(extent) for extent in kv],
+        [raw(extent) for extent in kv],
         shape.heads,
         attend_len,
         select_len,
@@ -151,6 +152,7 @@ def _attend(
         self_k,
         self_v,
         elsewhere,
+        log_total,
         shape.dim**-0.5 if scale is None else scale,
         out,
         status,
@@ -190,9 +192,9 @@ def gather(
     if not shape.slots:
         return
     apply_environment()
-    rows = [_raw(extent) for extent in kv]
+    rows = [raw(extent) for extent in kv]
     _native.gather(
-        rows, indices, counts, _raw(out_k), _raw(out_v), int(row_offset), resolve_threads(threads)
+        rows, indices, counts, raw(out_k), raw(out_v), int(row_offset), resolve_threads(threads)
     )
 
 
@@ -220,5 +222,5 @@ def store(
     shape = check_store(kv, start, counts, k, v)
     if not shape.slots:
         return
-    rows = [_raw(extent) for extent in kv]
-    _native.store(rows, start, counts, _raw(k), _raw(v), resolve_threads(threads))
+    rows = [raw(extent) for extent in kv]
+    _native.store(rows, start, counts, raw(k), raw(v), resolve_threads(threads))

@@ -10,8 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels import reference
-from host_kernels.checks import TILE, Extents, Indexes, tile_bytes
+from host_kernels import _native, reference
+from host_kernels.arguments import check_index_rows, check_indexed
+from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
+from host_kernels.cpu import apply_environment
+from host_kernels.kernels import raw, run_attend
+from host_kernels.threads import resolve_threads
 
 
 def index_shape(heads: int, rows: int, dim: int) -> tuple[int, int, int]:
@@ -43,7 +47,12 @@ def index_rows(
     Raises:
         TypeError, ValueError: an argument does not fit; nothing has been written then.
     """
-    reference.index_rows(kv, index, start, counts, threads=threads)
+    shape = check_index_rows(kv, index, start, counts)
+    if not shape.slots:
+        return
+    apply_environment()
+    rows = [raw(extent) for extent in kv]
+    _native.index_rows(rows, list(index), start, counts, resolve_threads(threads))
 
 
 def select_indexed(
@@ -79,9 +88,13 @@ def select_indexed(
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it.
     """
-    return reference.select_indexed(
-        q, index, attend_len, select_len, budget, indices, sinks=sinks, recent=recent,
-        elsewhere=elsewhere, log_total=log_total, scale=scale, threads=threads,
+    shape = check_indexed(q, index, attend_len, select_len, budget, indices, sinks, recent, scale)
+    for name, array in (("elsewhere", elsewhere), ("log_total", log_total)):
+        if array is not None:
+            check_array(name, array, np.dtype(np.float32), q.shape[:2], written=name == "log_total")
+    return run_attend(
+        shape, q, index, attend_len, select_len, budget, indices, sinks, recent, None, None, scale,
+        None, threads, elsewhere, log_total,
     )  # fmt: skip
 
 

@@ -33,13 +33,14 @@ class Carver {
 
 // Working memory of one KV head: enough for `rows` rows.
 struct HeadScratch {
-  HeadScratch(Carver& carver, const AttendCall& c, int64_t rows) {
+  HeadScratch(Carver& carver, const AttendCall& c, int64_t rows, int64_t query_bytes) {
     const int64_t padded = round_up(rows, kTileRows), chunks = (rows + kChunkRows - 1) / kChunkRows;
     const int64_t dims = c.group * round_up(c.dim, kDimPad);
     stride = padded;
-    query = carver.take<float>(dims);
+    query = carver.take<char>(query_bytes);
     weights = carver.take<float>(c.group * padded);
     exponents = carver.take<float>(padded / kTileRows * c.group);
+    lanes = carver.take<float>(chunks * c.group * kMaxLanes);
     maximum = carver.take<float>(chunks * c.group);
     normaliser = carver.take<float>(chunks * c.group);
     output = carver.take<float>(c.output ? chunks * dims : 0);
@@ -48,8 +49,9 @@ struct HeadScratch {
     head_output = carver.take<float>(round_up(c.dim, kDimPad));
   }
   int64_t stride;
-  float *query, *weights, *exponents;
-  float *maximum, *normaliser, *output;                 // per chunk
+  char* query;
+  float *weights, *exponents;
+  float *lanes, *maximum, *normaliser, *output;         // per chunk
   float *head_maximum, *head_normaliser, *head_output;  // merged
 };
 
@@ -67,7 +69,10 @@ struct SelectScratch {
 class Runner {
  public:
   Runner(const AttendCall& call, const KernelTable& table)
-      : c_(call), table_(table), bad_(new std::atomic<bool>[call.slots.size()]()) {}
+      : c_(call),
+        table_(table),
+        query_bytes_(table.query_bytes(call.dtype, call.group, call.dim)),
+        bad_(new std::atomic<bool>[call.slots.size()]()) {}
 
   void run() {
     const auto slots = static_cast<int64_t>(c_.slots.size());
@@ -103,16 +108,16 @@ class Runner {
     struct Own {
       HeadScratch head;
       SelectScratch select;
-      Own(Carver& carver, const AttendCall& c, int64_t rows)
-          : head(carver, c, rows), select(carver, rows) {}
+      Own(Carver& carver, const AttendCall& c, int64_t rows, int64_t query_bytes)
+          : head(carver, c, rows, query_bytes), select(carver, rows) {}
     };
     Carver size(nullptr);
-    Own(size, c_, longest_);
+    Own(size, c_, longest_, query_bytes_);
     for (int i = 0; i < lease.threads(); ++i) blocks_.push_back(lease.scratch(i, size.used()));
     std::atomic<size_t> next{0};
     lease.run([&](int index) {
       Carver carver(blocks_[static_cast<size_t>(index)]);
-      Own own(carver, c_, longest_);
+      Own own(carver, c_, longest_, query_bytes_);
       for (size_t i; (i = next.fetch_add(1)) < units_.size();) {
         const Unit& u = units_[i];
         prepare(u, own.head);
@@ -131,11 +136,11 @@ class Runner {
     std::vector<Part> parts;
     std::vector<HeadScratch> heads;
     Carver size(nullptr);
-    for (const Unit& u : units_) HeadScratch(size, c_, length(u));
+    for (const Unit& u : units_) HeadScratch(size, c_, length(u), query_bytes_);
     Carver carver(lease.scratch(lease.threads(), size.used()));
     std::unique_ptr<std::atomic<int64_t>[]> missing(new std::atomic<int64_t>[units_.size()]);
     for (size_t i = 0; i < units_.size(); ++i) {
-      heads.emplace_back(carver, c_, length(units_[i]));
+      heads.emplace_back(carver, c_, length(units_[i]), query_bytes_);
       prepare(units_[i], heads.back());
       // A head without rows still has to be finished.
       const int64_t count = std::max<int64_t>(chunks(units_[i]), 1);
@@ -171,9 +176,14 @@ class Runner {
     if (bad_[u.slot].load(std::memory_order_relaxed)) return;
     const Extent& extent = c_.slots[static_cast<size_t>(u.slot)];
     ChunkScan scan;
-    const int64_t plane = extent.rows * c_.dim * item_size(c_.dtype);
-    scan.keys = extent.data + 2 * u.head * plane;
-    scan.values = c_.output ? extent.data + (2 * u.head + 1) * plane : nullptr;
+    if (c_.dtype == DType::kInt8Index) {
+      scan.keys = extent.data + u.head * (extent.rows / kTileRows) * tile_bytes(c_.dim);
+      scan.values = nullptr;
+    } else {
+      const int64_t plane = extent.rows * c_.dim * item_size(c_.dtype);
+      scan.keys = extent.data + 2 * u.head * plane;
+      scan.values = c_.output ? extent.data + (2 * u.head + 1) * plane : nullptr;
+    }
     scan.begin = chunk * kChunkRows;
     scan.end = std::min(length(u), scan.begin + kChunkRows);
     scan.group = c_.group;
@@ -184,6 +194,7 @@ class Runner {
     scan.weights = s.weights;
     scan.weight_stride = s.stride;
     scan.exponents = s.exponents;
+    scan.lanes = s.lanes + chunk * c_.group * kMaxLanes;
     scan.maximum = s.maximum + chunk * c_.group;
     scan.normaliser = s.normaliser + chunk * c_.group;
     scan.output = s.output + chunk * c_.group * round_up(c_.dim, kDimPad);
@@ -249,6 +260,9 @@ class Runner {
     const float self_weight = c_.self_key ? std::exp2(self - maximum) : 0.0f;
     normaliser += self_weight;
     if (outside > -INFINITY) normaliser += std::exp2(outside - maximum);
+    if (c_.log_total)
+      c_.log_total[(u.slot * c_.heads + u.head) * c_.group + g] =
+          (maximum + std::log2(normaliser)) / kLog2E;
     s.head_maximum[g] = maximum;
     s.head_normaliser[g] = normaliser;
     if (!c_.output) return true;
@@ -279,6 +293,8 @@ class Runner {
       if (!c_.status[slot]) continue;
       if (c_.output)
         std::fill(c_.output + slot * out_size, c_.output + (slot + 1) * out_size, 0.0f);
+      if (c_.log_total)
+        std::fill_n(c_.log_total + slot * c_.heads * c_.group, c_.heads * c_.group, 0.0f);
       const int64_t budget = c_.budget[slot], first = std::min(c_.sinks, budget);
       for (int64_t head = 0; head < c_.heads; ++head) {
         int32_t* to = head_indices({slot, head});
@@ -292,6 +308,7 @@ class Runner {
 
   const AttendCall& c_;
   const KernelTable& table_;
+  const int64_t query_bytes_;
   std::unique_ptr<std::atomic<bool>[]> bad_;
   std::vector<Unit> units_;
   std::vector<void*> blocks_;

@@ -8,7 +8,8 @@
 
 namespace herald {
 
-// One slot's rows, [heads][2][rows][dim]: a head's K rows, then its V rows.
+// One slot's rows, [heads][2][rows][dim]: a head's K rows, then its V rows; or its key index,
+// [heads][rows / kTileRows] tiles.
 struct Extent {
   char* data;
   int64_t rows;
@@ -27,6 +28,7 @@ struct AttendCall {
   int64_t sinks, recent = 0;
   const float* self_key = nullptr;  // [slots][heads][dim], with self_value, or null
   const float* self_value = nullptr;
+  float* log_total = nullptr;  // [slots][heads * group], written: log of the normaliser, or null
   const float* elsewhere = nullptr;  // [slots][heads * group] log of attended mass outside, or null
   float scale;
   float* output = nullptr;  // [slots][heads * group][dim]; null: keys only

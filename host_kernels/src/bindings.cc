@@ -58,21 +58,37 @@ std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t h
   return slots;
 }
 
-// query [N, H_kv * G, D]; output absent means keys only.
+std::vector<Extent> indexes(const std::vector<RowsIn>& index, int64_t heads, int64_t dim) {
+  std::vector<Extent> slots;
+  slots.reserve(index.size());
+  for (const auto& array : index) {
+    require(array.ndim() == 3 && array.itemsize() == 1 &&
+                static_cast<int64_t>(array.shape(0)) == heads &&
+                static_cast<int64_t>(array.shape(2)) == tile_bytes(dim),
+            "every index must be uint8 [heads][tiles][tile_bytes]");
+    slots.push_back({static_cast<char*>(const_cast<void*>(static_cast<const void*>(array.data()))),
+                     static_cast<int64_t>(array.shape(1)) * kTileRows});
+  }
+  return slots;
+}
+
+// query [N, H_kv * G, D]; output absent means keys only; kv of bytes is a key index.
 void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t heads,
                const IntsIn& attend_len, const IntsIn& select_len, const IntsIn& budget,
                const Ints& indices, int64_t sinks, int64_t recent,
                const std::optional<FloatsIn>& self_key, const std::optional<FloatsIn>& self_value,
-               const std::optional<FloatsIn>& elsewhere, float scale,
-               const std::optional<Floats>& output, const Ints& status, int threads) {
+               const std::optional<FloatsIn>& elsewhere, const std::optional<Floats>& log_total,
+               float scale, const std::optional<Floats>& output, const Ints& status, int threads) {
   if (kv.empty()) return;
   AttendCall call;
-  call.dtype = dtype_of(kv[0]);
+  const bool indexed = kv[0].itemsize() == 1;
+  call.dtype = indexed ? DType::kInt8Index : dtype_of(kv[0]);
   call.heads = heads;
   require(query.ndim() == 3 && indices.ndim() == 3 && heads > 0, "query and indices need 3 axes");
   call.group = static_cast<int64_t>(query.shape(1)) / heads;
   call.dim = static_cast<int64_t>(query.shape(2));
-  call.slots = extents(kv, call.dtype, heads, call.dim);
+  require(call.dim % 16 == 0 && call.dim <= kMaxDim, "the head dimension is not supported");
+  call.slots = indexed ? indexes(kv, heads, call.dim) : extents(kv, call.dtype, heads, call.dim);
   call.query = query.data();
   call.attend_len = attend_len.data();
   call.select_len = select_len.data();
@@ -85,6 +101,7 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
     call.self_key = self_key->data();
     call.self_value = self_value->data();
   }
+  if (log_total) call.log_total = log_total->data();
   if (elsewhere) call.elsewhere = elsewhere->data();
   call.scale = scale;
   if (output) call.output = output->data();
@@ -92,6 +109,24 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
   call.threads = threads;
   nb::gil_scoped_release nogil;
   attend_select(call);
+}
+
+void py_index_rows(const std::vector<RowsIn>& kv, const std::vector<RowsIn>& index,
+                   const IntsIn& start, const IntsIn& counts, int threads) {
+  if (kv.empty()) return;
+  IndexCall call;
+  require(kv[0].ndim() == 4 && kv.size() == index.size(), "kv needs 4 axes and an index a slot");
+  call.dtype = dtype_of(kv[0]);
+  call.heads = static_cast<int64_t>(kv[0].shape(0));
+  call.dim = static_cast<int64_t>(kv[0].shape(3));
+  require(call.dim % 16 == 0 && call.dim <= kMaxDim, "the head dimension is not supported");
+  call.slots = extents(kv, call.dtype, call.heads, call.dim);
+  call.index = indexes(index, call.heads, call.dim);
+  call.start = start.data();
+  call.counts = counts.data();
+  call.threads = threads;
+  nb::gil_scoped_release nogil;
+  index_rows(call);
 }
 
 void py_gather(const std::vector<RowsIn>& kv, const IntsIn& indices, const IntsIn& counts,
@@ -172,8 +207,10 @@ NB_MODULE(_native, m) {
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
         "recent"_a, "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
-        "elsewhere"_a.none().noconvert(), "scale"_a, "output"_a.none().noconvert(),
-        "status"_a.noconvert(), "threads"_a);
+        "elsewhere"_a.none().noconvert(), "log_total"_a.none().noconvert(), "scale"_a,
+        "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
+  m.def("index_rows", &py_index_rows, "kv"_a, "index"_a, "start"_a.noconvert(),
+        "counts"_a.noconvert(), "threads"_a);
   m.def("gather", &py_gather, "kv"_a, "indices"_a.noconvert(), "counts"_a.noconvert(),
         "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
   m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),

@@ -7,6 +7,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace herald {
 namespace {
@@ -14,6 +18,15 @@ namespace {
 constexpr bool bit(uint64_t word, int index) { return word >> index & 1; }
 
 std::atomic<const KernelTable*> chosen{nullptr};
+
+// Asks for the tile registers (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA), for all threads.
+bool request_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+  return false;
+#endif
+}
 
 const CpuState& this_cpu() {
   static const CpuState state = read_cpu_state();
@@ -42,6 +55,8 @@ CpuState read_cpu_state() {
   if (__get_cpuid(1, &a, &b, &c, &d)) s.leaf1_ecx = c;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
     s.leaf7_ebx = b;
+    s.leaf7_ecx = c;
+    s.leaf7_edx = d;
     const uint32_t subleaves = a;
     if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) s.leaf7_sub1_eax = a;
   }
@@ -50,6 +65,8 @@ CpuState read_cpu_state() {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     s.xcr0 = static_cast<uint64_t>(high) << 32 | low;
   }
+  // Not every kernel knows the request, and asking where the CPU has no tiles would be in vain.
+  if (bit(s.leaf7_edx, 24) && (s.xcr0 & 0x60000) == 0x60000) s.tiles_granted = request_tiles();
   std::memset(text, 0, sizeof text);
   for (uint32_t i = 0; i < 3; ++i) {
     if (!__get_cpuid(0x80000002 + i, &a, &b, &c, &d)) break;
@@ -71,12 +88,19 @@ bool usable(const CpuState& cpu, const std::string& isa) {
   const bool avx512 = avx2 && zmm && bit(cpu.leaf7_ebx, 16) && bit(cpu.leaf7_ebx, 17) &&
                       bit(cpu.leaf7_ebx, 30) && bit(cpu.leaf7_ebx, 31);
   if (isa == "avx512") return avx512;
-  if (isa == "avx512_bf16") return avx512 && bit(cpu.leaf7_sub1_eax, 5);
+  const bool vnni = avx512 && bit(cpu.leaf7_ecx, 11);
+  if (isa == "avx512_vnni") return vnni;
+  const bool bf16 = vnni && bit(cpu.leaf7_sub1_eax, 5);
+  if (isa == "avx512_bf16") return bf16;
+  if (isa == "amx")
+    return bf16 && bit(cpu.leaf7_edx, 22) && bit(cpu.leaf7_edx, 24) && bit(cpu.leaf7_edx, 25) &&
+           (cpu.xcr0 & 0x60000) == 0x60000 && cpu.tiles_granted;
   return false;
 }
 
 const std::vector<std::string>& isa_names() {
-  static const std::vector<std::string> names{"scalar", "avx2", "avx512", "avx512_bf16"};
+  static const std::vector<std::string> names{"scalar",      "avx2",        "avx512",
+                                              "avx512_vnni", "avx512_bf16", "amx"};
   return names;
 }
 
@@ -87,6 +111,12 @@ const KernelTable* compiled_table(const std::string& isa) {
 #endif
 #if defined(HERALD_HAVE_AVX512)
   if (isa == "avx512") return &kAvx512Table;
+#endif
+#if defined(HERALD_HAVE_AVX512_VNNI)
+  if (isa == "avx512_vnni") return &kAvx512VnniTable;
+#endif
+#if defined(HERALD_HAVE_AMX)
+  if (isa == "amx") return &kAmxTable;
 #endif
 #if defined(HERALD_HAVE_AVX512_BF16)
   if (isa == "avx512_bf16") return &kAvx512Bf16Table;

@@ -11,8 +11,10 @@ namespace herald {
 
 // The raw answers of CPUID and XGETBV, so that the decision can be tested on any machine.
 struct CpuState {
-  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_sub1_eax = 0;
+  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_edx = 0, leaf7_sub1_eax = 0;
   uint64_t xcr0 = 0;
+  // Linux hands out the tile registers on request only.
+  bool tiles_granted = false;
   std::string vendor, model;
 };
 

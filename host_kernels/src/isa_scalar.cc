@@ -1,10 +1,13 @@
 #include "simd_scalar.h"
 //
+#include "index-inl.h"
 #include "score-inl.h"
 
 namespace herald {
 namespace {
 using Bf16Dot = PlainDot<uint16_t>;
+using Bf16Scorer = RowScorer<Bf16Dot>;
+using Int8Scorer = IndexScorer<PlainIndexDot>;
 }  // namespace
 }  // namespace herald
 

@@ -12,6 +12,10 @@ constexpr int64_t kTileRows = 32;
 constexpr int64_t kChunkRows = 4096;
 // Head dimensions are padded to this in scratch, so that the widest variant needs one tail at most.
 constexpr int64_t kDimPad = 32;
+// The largest head dimension.
+constexpr int64_t kMaxDim = 1024;
+// Lanes of the widest variant.
+constexpr int64_t kMaxLanes = 16;
 constexpr int64_t kHistogramBins = 4096;
 constexpr int64_t kHistogramTables = 4;
 // Importance below this counts as zero. It lies far enough above the smallest normal number that a
@@ -23,22 +27,37 @@ static constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-enum class DType { kBFloat16, kFloat32 };
+// How keys are stored: rows of numbers, or tiles of the int8 key index.
+enum class DType { kBFloat16, kFloat32, kInt8Index };
 
+// Bytes of one number of a row.
 static constexpr int64_t item_size(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
+
+// Bytes of one index tile: codes [dim / 4][32 keys][4], then a float scale for each key.
+static constexpr int64_t tile_bytes(int64_t dim) { return kTileRows * (dim + 4); }
+
+// A code is stored with this added, because the fastest dot products want unsigned bytes.
+constexpr int kCodeOffset = 128;
+// Vectors without a component of this size are stored as zeros.
+constexpr float kSmallestKey = 0x1p-100f;
+
+// Queries that are scored together, and the most whose weights are stored between the two halves of
+// a selection; with more of them, scores are computed twice instead.
+constexpr int64_t kQuerySet = 16;
 
 // One chunk of one KV head; rows of keys and of values are `dim` items long and contiguous.
 struct ChunkScan {
-  const void* keys;        // row 0 of the head
+  const void* keys;        // row 0 of the head, or its first tile
   const void* values;      // the same; null: no attention output is accumulated
   int64_t begin, end;      // rows of this chunk; begin is a multiple of kChunkRows
   int64_t group, dim;      // query heads per KV head; head dimension, a multiple of 16
-  const void* query;       // [group][padded dim] as written by prepare_query
+  const void* query;       // as written by prepare_query
   float log2_scale;        // softmax scale * log2(e)
   int64_t prefetch_bytes;  // how far ahead to prefetch; 0 leaves it to the hardware
-  float* weights;          // [group][weight_stride]: 2^(score - exponent of its tile)
+  float* weights;          // [group][weight_stride]: 2^(score - exponent of its tile), or null
   int64_t weight_stride;
   float* exponents;  // [tiles of the head][group]: the integer maximum in force at each tile
+  float* lanes;      // scratch, [group][kMaxLanes]
   // Result of the chunk, [group] each; output is [group][padded dim] in the variant's lane order.
   float* maximum;
   float* normaliser;
@@ -47,7 +66,7 @@ struct ChunkScan {
 
 // Turns the stored weights of one head into importance and takes the `budget` best rows.
 struct HeadSelect {
-  const float* weights;
+  const float* weights;  // null: importance is there already
   int64_t weight_stride;
   const float* exponents;
   int64_t group;
@@ -62,15 +81,24 @@ struct HeadSelect {
 
 struct KernelTable {
   const char* name;
-  // query [group][dim] fp32 -> the form scan_chunk reads, at most 4 bytes a padded dimension.
+  // Bytes of a group's queries in the form scan_chunk reads.
+  int64_t (*query_bytes)(DType, int64_t group, int64_t dim);
+  // query [group][dim] fp32 -> that form.
   void (*prepare_query)(DType, const float* query, int64_t group, int64_t dim, void* prepared);
   // q.k of one query and one fp32 key, the query rounded just as prepare_query rounds it.
   float (*single_score)(DType, const float* query, const float* key, int64_t dim);
-  // False as soon as a score is not finite; the result is then unusable.
+  // False where a score is not finite; the result is then unusable.
   bool (*scan_chunk)(DType, const ChunkScan&);
+  // importance[row] of the chunk's rows from their scores anew, with the head's maximum and
+  // normaliser [group]; the same numbers as select_head finds from stored weights.
+  void (*weigh_chunk)(DType, const ChunkScan&, const float* maximum, const float* normaliser,
+                      float* importance);
   // Output lane order -> natural order, times `factor`.
   void (*unpack_output)(DType, const float* output, int64_t dim, float factor, float* natural);
   void (*select_head)(const HeadSelect&);
+  // Writes rows [first, first + count) of a head's index; `keys` is row 0 of the head.
+  void (*index_rows)(DType, const void* keys, int64_t first, int64_t count, int64_t dim,
+                     char* tiles);
   // Copies the named rows, `bytes` (a multiple of 32) each: keys[rows[i]] to
   // to_keys + i * to_stride, and values likewise.
   void (*gather_rows)(const char* keys, const char* values, const int32_t* rows, int64_t count,
@@ -82,6 +110,8 @@ struct KernelTable {
 extern const KernelTable kScalarTable;
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
+extern const KernelTable kAvx512VnniTable;
 extern const KernelTable kAvx512Bf16Table;
+extern const KernelTable kAmxTable;
 
 }  // namespace herald

@@ -69,6 +69,19 @@ void gather(const GatherCall& c) {
   });
 }
 
+void index_rows(const IndexCall& c) {
+  const KernelTable& table = active_table();
+  const int64_t bytes = c.dim * item_size(c.dtype);
+  const auto pieces = cut(static_cast<int64_t>(c.slots.size()), c.heads, c.counts);
+  for_each_piece(pieces, c.threads, [&](const Piece& p) {
+    const auto slot = static_cast<size_t>(p.slot);
+    const Extent &rows = c.slots[slot], &index = c.index[slot];
+    char* tiles = index.data + p.head * (index.rows / kTileRows) * tile_bytes(c.dim);
+    table.index_rows(c.dtype, rows.data + 2 * p.head * rows.rows * bytes, c.start[p.slot] + p.begin,
+                     p.end - p.begin, c.dim, tiles);
+  });
+}
+
 void store(const StoreCall& c) {
   const int64_t bytes = c.dim * item_size(c.dtype);
   const auto pieces = cut(static_cast<int64_t>(c.slots.size()), c.heads, c.counts);

@@ -27,6 +27,18 @@ struct BadIndex {
   int64_t slot, head, position;
 };
 
+struct IndexCall {
+  DType dtype;
+  std::vector<Extent> slots, index;
+  int64_t heads, dim;
+  const int32_t* start;   // [slots]
+  const int32_t* counts;  // [slots]
+  int threads;
+};
+
+// Writes the key index of rows [start, start + counts).
+void index_rows(const IndexCall& call);
+
 // The first index outside its slot, if any; gather() must not run then.
 BadIndex find_bad_index(const GatherCall& call);
 void gather(const GatherCall& call);

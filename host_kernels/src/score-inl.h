@@ -1,24 +1,13 @@
-// Scores of a tile: q.k for a group of queries, several rows at a time so that one transposing sum
+// Raw scores of rows: q.k for a set of queries, several rows at a time so that one transposing sum
 // serves kLanes dot products. Needs a Simd; each variant includes it after its own.
 #pragma once
 
 #include <cstdint>
 
-#include "kernel_table.h"
+#include "value-inl.h"
 
 namespace herald {
 namespace {
-
-constexpr int64_t kPair = 2 * Simd::kLanes;
-
-// Where natural dimension d stands in the variant's lane order: a bf16 pair load splits even and
-// odd positions instead of paying for a shuffle.
-template <class T>
-inline int64_t lane_position(int64_t d) {
-  if (sizeof(T) == 4) return d;
-  const int64_t within = d % kPair;
-  return d - within + (within & 1) * Simd::kLanes + within / 2;
-}
 
 // fp32 queries and fp32 products.
 template <class T>
@@ -46,74 +35,94 @@ struct PlainDot {
   }
 };
 
-struct TileRows {
-  const char* row;  // first row of the tile
-  int64_t stride;   // bytes from row to row
-  int64_t count;    // rows that exist, at least 1
-  int64_t dim;
-  int64_t prefetch;  // bytes ahead, 0 for none
-};
-
-inline void prefetch_rows(const TileRows& t, int64_t first, int64_t rows) {
-  const uintptr_t base = reinterpret_cast<uintptr_t>(t.row) + first * t.stride + t.prefetch;
-  for (int64_t b = 0; b < rows * t.stride; b += 64)
-    __builtin_prefetch(reinterpret_cast<const void*>(base + b));
-}
-
-// Scores of Q queries against all rows, written to scores[g * score_stride + row] with the row
-// count rounded up to kLanes. Rows past the end repeat the last one: no special arithmetic for
-// tails, so a row's score does not depend on where it stands.
-template <class Dot, int Q, bool kPrefetch>
-inline void score_queries(const TileRows& t, const typename Dot::QueryItem* query,
-                          int64_t query_stride, float* scores, int64_t score_stride) {
-  constexpr int kRows = Simd::kLanes / Q;
-  using Key = typename Dot::Key;
-  const int64_t padded = round_up(t.count, Simd::kLanes);
-  for (int64_t r0 = 0; r0 < padded; r0 += kRows) {
-    if (kPrefetch && t.prefetch) prefetch_rows(t, r0, kRows);
-    const Key* key[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t row = r0 + r < t.count ? r0 + r : t.count - 1;
-      key[r] = reinterpret_cast<const Key*>(t.row + row * t.stride);
-    }
-    Simd::F sums[Simd::kLanes];
-    for (int i = 0; i < Simd::kLanes; ++i) sums[i] = Simd::set(0);
-    for (int64_t d = 0; d < t.dim; d += kPair) {
-      const bool tail = d + kPair > t.dim;
-      typename Dot::Operand q[Q];
-      for (int g = 0; g < Q; ++g) q[g] = Dot::load_query(query + g * query_stride + d);
-      for (int r = 0; r < kRows; ++r) {
-        const typename Dot::Operand k = Dot::load_key(key[r] + d, tail);
-        for (int g = 0; g < Q; ++g)
-          sums[g * kRows + r] = Dot::accumulate(sums[g * kRows + r], k, q[g]);
-      }
-    }
-    float lanes[Simd::kLanes];
-    Simd::store(lanes, Simd::transpose_sum(sums));
-    for (int g = 0; g < Q; ++g)
-      __builtin_memcpy(scores + g * score_stride + r0, lanes + g * kRows, kRows * sizeof(float));
-  }
-}
-
 template <class Dot>
-inline void score_tile(const TileRows& t, const typename Dot::QueryItem* query,
-                       int64_t query_stride, int64_t group, float* scores, int64_t score_stride) {
-  int64_t g = 0;
-  const auto step = [&](auto score, int64_t queries) {
-    score(t, query + g * query_stride, query_stride, scores + g * score_stride, score_stride);
-    g += queries;
-  };
-  // The first pass over the rows carries the prefetches; the others find the rows in cache.
-  if (group >= 4)
-    step(score_queries<Dot, 4, true>, 4);
-  else if (group >= 2)
-    step(score_queries<Dot, 2, true>, 2);
-  else
-    step(score_queries<Dot, 1, true>, 1);
-  while (group - g >= 4) step(score_queries<Dot, 4, false>, 4);
-  if (group - g >= 2) step(score_queries<Dot, 2, false>, 2);
-  if (group - g >= 1) step(score_queries<Dot, 1, false>, 1);
-}
+class RowScorer {
+ public:
+  using Key = typename Dot::Key;
+  using QueryItem = typename Dot::QueryItem;
+
+  explicit RowScorer(const ChunkScan& c)
+      : c_(c),
+        stride_(c.dim * static_cast<int64_t>(sizeof(Key))),
+        padded_(round_up(c.dim, kDimPad)) {}
+
+  static int64_t query_bytes(int64_t group, int64_t dim) {
+    return group * round_up(dim, kDimPad) * static_cast<int64_t>(sizeof(QueryItem));
+  }
+
+  static void prepare(const float* query, int64_t group, int64_t dim, void* prepared) {
+    const int64_t padded = round_up(dim, kDimPad);
+    auto* to = static_cast<QueryItem*>(prepared);
+    for (int64_t g = 0; g < group; ++g) Dot::prepare(query + g * dim, dim, padded, to + g * padded);
+  }
+
+  static float single_score(const float* query, const float* key, int64_t dim) {
+    float sum = 0;
+    for (int64_t d = 0; d < dim; ++d) sum += Dot::rounded(query[d]) * key[d];
+    return sum;
+  }
+
+  float factor(int64_t) const { return c_.log2_scale; }
+
+  void score(int64_t row, int64_t count, int64_t first, int64_t queries, float* scores) const {
+    const char* rows = static_cast<const char*>(c_.keys) + row * stride_;
+    int64_t g = 0;
+    const auto step = [&](auto score_set, int64_t set) {
+      const auto* query = static_cast<const QueryItem*>(c_.query) + (first + g) * padded_;
+      score_set(*this, rows, count, query, scores + g * kTileRows);
+      g += set;
+    };
+    // The first pass over the rows carries the prefetches; the others find the rows in cache.
+    const bool ahead = first == 0 && c_.prefetch_bytes;
+    if (ahead && queries >= 4) step(score_rows<4, true>, 4);
+    if (ahead && queries < 4 && queries >= 2) step(score_rows<2, true>, 2);
+    if (ahead && queries == 1) step(score_rows<1, true>, 1);
+    while (queries - g >= 4) step(score_rows<4, false>, 4);
+    if (queries - g >= 2) step(score_rows<2, false>, 2);
+    if (queries - g >= 1) step(score_rows<1, false>, 1);
+  }
+
+  void add_values(const ChunkScan& c, int64_t row, int64_t count) const {
+    add_tile_values<Key>(c, row, count);
+  }
+
+ private:
+  // Rows past the end repeat the last one: no special arithmetic for tails, so a row's score does
+  // not depend on where it stands.
+  template <int Q, bool kPrefetch>
+  static void score_rows(const RowScorer& s, const char* rows, int64_t count,
+                         const QueryItem* query, float* scores) {
+    constexpr int kRows = Simd::kLanes / Q;
+    const int64_t dim = s.c_.dim;
+    for (int64_t r0 = 0; r0 < count; r0 += kRows) {
+      if (kPrefetch) prefetch_bytes(rows + r0 * s.stride_ + s.c_.prefetch_bytes, kRows * s.stride_);
+      const Key* key[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t row = r0 + r < count ? r0 + r : count - 1;
+        key[r] = reinterpret_cast<const Key*>(rows + row * s.stride_);
+      }
+      Simd::F sums[Simd::kLanes];
+      for (int i = 0; i < Simd::kLanes; ++i) sums[i] = Simd::set(0);
+      for (int64_t d = 0; d < dim; d += kPair) {
+        const bool tail = d + kPair > dim;
+        typename Dot::Operand q[Q];
+        for (int g = 0; g < Q; ++g) q[g] = Dot::load_query(query + g * s.padded_ + d);
+        for (int r = 0; r < kRows; ++r) {
+          const typename Dot::Operand k = Dot::load_key(key[r] + d, tail);
+          for (int g = 0; g < Q; ++g)
+            sums[g * kRows + r] = Dot::accumulate(sums[g * kRows + r], k, q[g]);
+        }
+      }
+      float lanes[Simd::kLanes];
+      Simd::store(lanes, Simd::transpose_sum(sums));
+      for (int g = 0; g < Q; ++g)
+        __builtin_memcpy(scores + g * kTileRows + r0, lanes + g * kRows, kRows * sizeof(float));
+    }
+  }
+
+  const ChunkScan& c_;
+  const int64_t stride_, padded_;
+};
 
 }  // namespace
 }  // namespace herald

@@ -1,10 +1,10 @@
 // Importance of every row of a head and its exact top-k: a radix selection by histograms of the
-// float bits, no heap and no sort. Needs a Simd and scan-inl.h.
+// float bits, no heap and no sort. Needs a Simd and softmax-inl.h.
 #pragma once
 
 #include <cstdint>
 
-#include "scan-inl.h"
+#include "softmax-inl.h"
 
 namespace herald {
 namespace {
@@ -33,13 +33,16 @@ inline void compute_importance(const HeadSelect& h) {
       const Simd::F factor = Simd::set(power / h.normaliser[g]);
       const float* weights = h.weights + g * h.weight_stride + row;
       for (int i = 0; i < kVectors; ++i) {
-        const Simd::F part = Simd::mul(Simd::load(weights + i * Simd::kLanes), factor);
-        sums[i] = Simd::add(sums[i], Simd::keep_at_least(part, kImportanceFloor));
+        const Simd::F w = Simd::load(weights + i * Simd::kLanes);
+        sums[i] = Simd::add(sums[i], share(w, factor));
       }
     }
     for (int i = 0; i < kVectors; ++i) Simd::store(h.importance + row + i * Simd::kLanes, sums[i]);
   }
-  // Sinks and recent rows outrank everything; padding is outranked by everything.
+}
+
+// Sinks and recent rows outrank everything; padding is outranked by everything.
+inline void force_rows(const HeadSelect& h) {
   const int64_t sinks = h.sinks < h.budget ? h.sinks : h.budget, room = h.budget - sinks;
   const int64_t recent = h.recent < room ? h.recent : room;
   for (int64_t row = 0; row < sinks; ++row) h.importance[row] = 0x1p127f;
@@ -97,7 +100,8 @@ void select_head(const HeadSelect& h) {
     for (int64_t i = 0; i < h.select_len; ++i) h.indices[i] = static_cast<int32_t>(i);
     return;
   }
-  compute_importance(h);
+  if (h.weights) compute_importance(h);
+  force_rows(h);
   int64_t ties = h.budget, count = 0;
   const float value = find_threshold(h, ties);
   const Simd::F threshold = Simd::set(value);

@@ -15,6 +15,10 @@ struct Simd {
 
   static F set(float x) { return _mm256_set1_ps(x); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load_less(const int32_t* p, int32_t less) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(x, _mm256_set1_epi32(less)));
+  }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
@@ -44,6 +48,9 @@ struct Simd {
   }
   static uint32_t at_least(F a, F b) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+  }
+  static bool exceeds(F a, F b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLE_UQ)) != 0;
   }
   static float sum(F x) {
     const __m128 a = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

@@ -15,6 +15,9 @@ struct Simd {
 
   static F set(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static F load_less(const int32_t* p, int32_t less) {
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(less)));
+  }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
@@ -36,6 +39,7 @@ struct Simd {
   }
   static uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static uint32_t at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+  static bool exceeds(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ) != 0; }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
   static float largest(F x) { return _mm512_reduce_max_ps(x); }
   static F add_pairs(F a, F b) {

@@ -35,6 +35,10 @@ struct Simd {
     std::memcpy(&r, p, sizeof r);
     return r;
   }
+  // Integers less a number, as floats.
+  static F load_less(const int32_t* p, int32_t less) {
+    return map([&](int i) { return static_cast<float>(p[i] - less); });
+  }
   static void store(float* p, const F& x) { std::memcpy(p, &x, sizeof x); }
   static F add(const F& a, const F& b) {
     return map([&](int i) { return a.lane[i] + b.lane[i]; });
@@ -83,6 +87,10 @@ struct Simd {
   }
   static uint32_t at_least(const F& a, const F& b) {
     return mask([&](int i) { return a.lane[i] >= b.lane[i]; });
+  }
+  // Whether a lane of `a` is greater than that of `b`, or either is not a number.
+  static bool exceeds(const F& a, const F& b) {
+    return mask([&](int i) { return !(a.lane[i] <= b.lane[i]); }) != 0;
   }
   static float sum(const F& x) {
     const float* v = x.lane;

@@ -1,10 +1,12 @@
-// Fills in a variant's table. Needs a Simd, select-inl.h and a Bf16Dot type (how bf16 keys are
-// multiplied). Everything a variant contains has internal linkage: the linker must never pick a
-// function compiled for one instruction set to serve another.
+// Fills in a variant's table. Needs a Simd and how keys are multiplied: Bf16Dot, and the scorers
+// Bf16Scorer and Int8Scorer. Everything a variant contains has internal linkage: the linker must
+// never pick a function compiled for one instruction set to serve another.
 #pragma once
 
 #include <cstdint>
 
+#include "index-inl.h"
+#include "scan-inl.h"
 #include "select-inl.h"
 
 namespace herald {
@@ -41,25 +43,54 @@ uint64_t read_bytes(const char* from, int64_t bytes) {
   return sum;
 }
 
+template <class Scorer>
+struct Type {
+  using type = Scorer;
+};
+
+// Calls the function with the scorer of that kind of keys.
+template <class Function>
+auto with_scorer(DType dtype, const Function& function) {
+  if (dtype == DType::kBFloat16) return function(Type<Bf16Scorer>());
+  if (dtype == DType::kFloat32) return function(Type<RowScorer<PlainDot<float>>>());
+  return function(Type<Int8Scorer>());
+}
+
+int64_t query_bytes(DType dtype, int64_t group, int64_t dim) {
+  return with_scorer(dtype, [&](auto s) { return decltype(s)::type::query_bytes(group, dim); });
+}
+
 void prepare_query(DType dtype, const float* query, int64_t group, int64_t dim, void* prepared) {
-  if (dtype == DType::kBFloat16)
-    prepare_query_as<Bf16Dot>(query, group, dim, prepared);
-  else
-    prepare_query_as<PlainDot<float>>(query, group, dim, prepared);
+  with_scorer(dtype, [&](auto s) { decltype(s)::type::prepare(query, group, dim, prepared); });
 }
 
 float single_score(DType dtype, const float* query, const float* key, int64_t dim) {
-  return dtype == DType::kBFloat16 ? single_score_as<Bf16Dot>(query, key, dim)
-                                   : single_score_as<PlainDot<float>>(query, key, dim);
+  return dtype == DType::kBFloat16 ? RowScorer<Bf16Dot>::single_score(query, key, dim)
+                                   : RowScorer<PlainDot<float>>::single_score(query, key, dim);
 }
 
 bool scan_chunk(DType dtype, const ChunkScan& c) {
-  return dtype == DType::kBFloat16 ? scan_chunk_as<Bf16Dot>(c) : scan_chunk_as<PlainDot<float>>(c);
+  return with_scorer(dtype, [&](auto s) { return scan_chunk_with<typename decltype(s)::type>(c); });
+}
+
+void weigh_chunk(DType dtype, const ChunkScan& c, const float* maximum, const float* normaliser,
+                 float* importance) {
+  with_scorer(dtype, [&](auto s) {
+    weigh_chunk_with<typename decltype(s)::type>(c, maximum, normaliser, importance);
+  });
+}
+
+void unpack_output(DType dtype, const float* output, int64_t dim, float factor, float* natural) {
+  for (int64_t d = 0; d < dim; ++d) {
+    const int64_t at =
+        dtype == DType::kBFloat16 ? lane_position<uint16_t>(d) : lane_position<float>(d);
+    natural[d] = output[at] * factor;
+  }
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return {name,          prepare_query, single_score, scan_chunk,
-          unpack_output, select_head,   gather_rows,  read_bytes};
+  return {name,          query_bytes, prepare_query, single_score, scan_chunk, weigh_chunk,
+          unpack_output, select_head, index_rows,    gather_rows,  read_bytes};
 }
 
 }  // namespace

@@ -1,0 +1,18 @@
+#include "simd_avx512.h"
+//
+#include "bf16-inl.h"
+//
+#include "amx-inl.h"
+
+namespace herald {
+namespace {
+using Bf16Scorer = AmxRowScorer;
+using Int8Scorer = AmxIndexScorer;
+}  // namespace
+}  // namespace herald
+
+#include "table-inl.h"
+
+namespace herald {
+const KernelTable kAmxTable = make_table("amx");
+}  // namespace herald

@@ -1,0 +1,30 @@
+// How vectors lie in lanes, and asking for memory ahead. Needs a Simd.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.h"
+
+namespace herald {
+namespace {
+
+constexpr int64_t kPair = 2 * Simd::kLanes;
+
+// Where natural dimension d stands in the variant's lane order: a bf16 pair load splits even and
+// odd positions instead of paying for a shuffle.
+template <class T>
+inline int64_t lane_position(int64_t d) {
+  if (sizeof(T) == 4) return d;
+  const int64_t within = d % kPair;
+  return d - within + (within & 1) * Simd::kLanes + within / 2;
+}
+
+// Asks for bytes that will be needed soon. Addresses past the end of the extent do no harm.
+inline void prefetch_bytes(const void* from, int64_t bytes) {
+  const auto base = reinterpret_cast<uintptr_t>(from);
+  for (int64_t b = 0; b < bytes; b += 64)
+    __builtin_prefetch(reinterpret_cast<const void*>(base + b));
+}
+
+}  // namespace
+}  // namespace herald

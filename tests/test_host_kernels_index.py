@@ -1,0 +1,155 @@
+"""The key index: rounding, selection over it and re-ranking, against their NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import host_kernels as hk
+from host_kernels import reference
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FP32 = np.dtype(np.float32)
+DTYPES = [pytest.param(BF16, id="bf16"), pytest.param(FP32, id="fp32")]
+ISAS = hk.cpu_info()["available"]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test on each instruction set, then goes back to the one before."""
+    before = hk.cpu_info()["isa"]
+    hk.set_isa(request.param)
+    yield request.param
+    hk.set_isa(before)
+
+
+def slots(
+    lengths: list[int], heads: int, dim: int, dtype: np.dtype[Any], seed: int = 0
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Random extents and their whole index; unused codes and scales are garbage."""
+    rng = np.random.default_rng(seed)
+    kv = [rng.standard_normal((heads, 2, n, dim)).astype(dtype) for n in lengths]
+    index = [rng.integers(0, 256, hk.index_shape(heads, n, dim), np.uint8) for n in lengths]
+    counts = np.array(lengths, np.int32)
+    reference.index_rows(kv, index, counts * 0, counts)
+    return kv, index
+
+
+def choose(
+    module: Any, q: np.ndarray, index: list[np.ndarray], lengths: list[int], **options: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Status, indices and log_total of a selection of a fifth of all rows but three."""
+    attend = np.array(lengths, np.int32)
+    limit = np.maximum(attend - 3, 0).astype(np.int32)
+    budget = (limit // 5).astype(np.int32)
+    indices = np.full((len(index), len(index[0]), int(budget.max()) + 1), 7, np.int32)
+    total = np.full(q.shape[:2], 7, np.float32)
+    status = module.select_indexed(
+        q, index, attend, limit, budget, indices, log_total=total, **options
+    )
+    return status, indices, total
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [16, 48, 64, 128])
+def test_rounding_equals_the_reference_bit_for_bit(isa: str, dtype: Any, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    kv = [rng.standard_normal((2, 2, n, dim)).astype(dtype) for n in (1, 70, 40)]
+    kv[1][0, 0, 5] = 0
+    kv[1][1, 0, 6] *= np.asarray(1e-32, dtype)
+    kv[1][1, 0, 7, 3] = np.nan
+    kv[1][1, 0, 8, 3] = -np.inf
+    kv[1][1, 0, 9] = np.asarray(3e38, dtype)
+    blank = [rng.integers(0, 256, hk.index_shape(2, e.shape[2], dim), np.uint8) for e in kv]
+    ours, theirs = [tiles.copy() for tiles in blank], [tiles.copy() for tiles in blank]
+    start, counts = np.array([0, 3, 39], np.int32), np.array([1, 67, 0], np.int32)
+    hk.index_rows(kv, ours, start, counts)
+    reference.index_rows(kv, theirs, start, counts)
+    for mine, want in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, want)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 16, 17, 40])
+@pytest.mark.parametrize("dim", [16, 48, 64, 128])
+def test_selection_equals_the_reference(isa: str, group: int, dim: int) -> None:
+    lengths = [0, 1, 31, 32, 33, 200]
+    _, index = slots(lengths, 2, dim, BF16)
+    rng = np.random.default_rng(group)
+    q = (2 * rng.standard_normal((len(lengths), 2 * group, dim))).astype(np.float32)
+    status, indices, total = choose(hk, q, index, lengths, recent=2)
+    wanted_status, wanted, wanted_total = choose(reference, q, index, lengths, recent=2)
+    np.testing.assert_array_equal(status, wanted_status)
+    np.testing.assert_allclose(total, wanted_total, rtol=1e-5, atol=1e-5)
+    if group <= 4:
+        np.testing.assert_array_equal(indices, wanted)
+    # Sums over many queries may put nearly equal rows in another order.
+    assert (indices == wanted).mean() > 0.99
+
+
+@pytest.mark.parametrize("group", [4, 20])
+def test_thread_count_changes_no_bit(isa: str, group: int) -> None:
+    lengths = [9000]
+    _, index = slots(lengths, 1, 32, BF16)
+    q = np.random.default_rng(1).standard_normal((1, group, 32)).astype(np.float32)
+    runs = [choose(hk, q, index, lengths, threads=n) for n in (1, 2, 3)]
+    for run in runs[1:]:
+        for mine, first in zip(run, runs[0], strict=True):
+            np.testing.assert_array_equal(mine, first)
+
+
+def test_instruction_sets_score_alike() -> None:
+    """Products are exact integers, so at one query head no row changes places."""
+    lengths = [3000]
+    _, index = slots(lengths, 2, 64, BF16)
+    q = np.random.default_rng(2).standard_normal((1, 2, 64)).astype(np.float32)
+    before, chosen = hk.cpu_info()["isa"], []
+    for name in ISAS:
+        hk.set_isa(name)
+        chosen.append(choose(hk, q, index, lengths)[1])
+    hk.set_isa(before)
+    for other in chosen[1:]:
+        np.testing.assert_array_equal(other, chosen[0])
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_fail_their_slot_alone(isa: str, poison: float) -> None:
+    lengths = [50, 60, 70]
+    kv, index = slots(lengths, 2, 32, FP32)
+    kv[1][1, 0, 40, 3] = poison
+    counts = np.array(lengths, np.int32)
+    hk.index_rows(kv, index, counts * 0, counts)
+    q = np.ones((3, 4, 32), np.float32)
+    q[2, 1, 5] = poison
+    for module in (hk, reference):
+        status, indices, total = choose(module, q, index, lengths)
+        np.testing.assert_array_equal(status, [0, 1, 1])
+        assert (total[1:] == 0).all()
+        np.testing.assert_array_equal(
+            indices[1, :, :11], [[0, 1, 2, 3, *range(50, 57)]] * 2
+        )
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_random_calls(data: st.DataObject) -> None:
+    heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 18))
+    dim = 16 * data.draw(st.integers(1, 9))
+    lengths = data.draw(st.lists(st.integers(0, 150), min_size=1, max_size=3))
+    hk.set_isa(data.draw(st.sampled_from(ISAS)))
+    _, index = slots(lengths, heads, dim, BF16, seed=dim)
+    rng = np.random.default_rng(group)
+    q = rng.standard_normal((len(lengths), heads * group, dim)).astype(np.float32)
+    options = {"recent": data.draw(st.integers(0, 40)), "sinks": data.draw(st.integers(0, 40))}
+    if data.draw(st.booleans()):
+        options["elsewhere"] = rng.standard_normal(q.shape[:2]).astype(np.float32)
+    _, indices, total = choose(hk, q, index, lengths, **options)
+    _, wanted, wanted_total = choose(reference, q, index, lengths, **options)
+    np.testing.assert_allclose(total, wanted_total, rtol=1e-5, atol=1e-5)
+    assert (indices == wanted).mean() > 0.97
+    hk.set_isa(ISAS[-1])
