@@ -18,7 +18,7 @@ from host_kernels.arena import Arena
 from host_kernels.changes import gather_changes
 from host_kernels.checks import Extents, Indexes
 from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa
-from host_kernels.kernels import attend_select, gather, select, store
+from host_kernels.kernels import attend_select, gather, select, store, top_k
 from host_kernels.key_index import index_rows, index_shape, rerank, select_indexed
 from host_kernels.threads import set_thread_count, thread_count
 
@@ -42,4 +42,5 @@ __all__ = [
     "set_thread_count",
     "store",
     "thread_count",
+    "top_k",
 ]

@@ -33,6 +33,32 @@ def attend(
 def index_rows(
     kv: Sequence[_Rows], index: Sequence[_Rows], start: _Ints, counts: _Ints, threads: int
 ) -> None: ...
+def rerank(
+    query: _Floats,
+    kv: Sequence[_Rows],
+    candidates: _Ints,
+    counts: _Ints,
+    budget: _Ints,
+    indices: _Ints,
+    sinks: int,
+    recent: int,
+    log_total: _Floats | None,
+    scale: float,
+    status: _Ints,
+    threads: int,
+) -> None: ...
+def top_k(values: _Floats, indices: _Ints) -> None: ...
+def gather_changes(
+    kv: Sequence[_Rows],
+    indices: _Ints,
+    counts: _Ints,
+    previous: _Ints,
+    previous_counts: _Ints,
+    source: _Ints,
+    keys: _Rows,
+    values: _Rows,
+    threads: int,
+) -> int: ...
 def gather(
     kv: Sequence[_Rows],
     indices: _Ints,

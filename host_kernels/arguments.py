@@ -199,12 +199,14 @@ def check_changes(
 
 
 def check_top_k(values: object, count: int) -> None:
-    """Refuses anything but float32 values without NaN and a count they have."""
+    """Refuses anything but float32 values of at least 0 and a count they have."""
     if not isinstance(values, np.ndarray) or values.ndim != 1:
         raise TypeError("values must be a NumPy array of shape [rows]")
     check_array("values", values, np.dtype(np.float32), values.shape)
     if not 0 <= whole("count", count) <= len(values):
         raise ValueError(f"count is {count}, but must be between 0 and {len(values)}, the rows")
+    if len(values) and not np.min(values) >= 0:
+        raise ValueError("values must be numbers of at least 0")
 
 
 def check_self(self_k: object, self_v: object, shape: RowShape) -> None:

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels import reference
+from host_kernels import _native
+from host_kernels.arguments import check_changes
 from host_kernels.checks import Extents
+from host_kernels.cpu import apply_environment
+from host_kernels.kernels import raw
+from host_kernels.threads import resolve_threads
 
 
 def gather_changes(
@@ -43,6 +47,18 @@ def gather_changes(
     Raises:
         TypeError, ValueError: an argument does not fit, or an index lies outside its extent.
     """
-    return reference.gather_changes(
-        kv, indices, counts, previous, previous_counts, source, out_k, out_v, threads=threads
+    shape = check_changes(kv, indices, counts, previous, previous_counts, source, out_k, out_v)
+    if not shape.slots:
+        return 0
+    apply_environment()
+    return _native.gather_changes(
+        [raw(extent) for extent in kv],
+        indices,
+        counts,
+        previous,
+        previous_counts,
+        source,
+        raw(out_k),
+        raw(out_v),
+        resolve_threads(threads),
     )

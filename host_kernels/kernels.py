@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
-from host_kernels.arguments import check_attend, check_gather, check_self, check_store
+from host_kernels.arguments import check_attend, check_gather, check_self, check_store, check_top_k
 from host_kernels.checks import Extents, RowShape, check_array
 from host_kernels.cpu import apply_environment
 from host_kernels.threads import resolve_threads
@@ -21,6 +21,24 @@ from host_kernels.threads import resolve_threads
 def raw(array: NDArray[Any]) -> NDArray[Any]:
     """bfloat16 crosses into native code as uint16."""
     return array.view(np.uint16) if array.dtype.itemsize == 2 else array
+
+
+def clipped(count: int) -> int:
+    """A count of rows, however large, as native code can take it."""
+    return min(int(count), 2**31 - 1)
+
+
+def top_k(values: NDArray[np.float32], count: int) -> NDArray[np.int32]:
+    """The ``count`` largest of float32 ``[rows]``, ascending by row; ties go to the lower row.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit, or a value is negative or not a number.
+    """
+    check_top_k(values, count)
+    apply_environment()
+    indices = np.empty(int(count), np.int32)
+    _native.top_k(values, indices)
+    return indices
 
 
 def attend_select(
@@ -147,8 +165,8 @@ def run_attend(
         select_len,
         budget,
         indices,
-        min(int(sinks), 2**31 - 1),
-        min(int(recent), 2**31 - 1),
+        clipped(sinks),
+        clipped(recent),
         self_k,
         self_v,
         elsewhere,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels import _native, reference
-from host_kernels.arguments import check_index_rows, check_indexed
+from host_kernels import _native
+from host_kernels.arguments import check_index_rows, check_indexed, check_rerank
 from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
 from host_kernels.cpu import apply_environment
-from host_kernels.kernels import raw, run_attend
+from host_kernels.kernels import clipped, raw, run_attend
 from host_kernels.threads import resolve_threads
 
 
@@ -132,7 +132,23 @@ def rerank(
     Raises:
         TypeError, ValueError: an argument does not fit, or a candidate lies outside its extent.
     """
-    return reference.rerank(
-        q, kv, candidates, counts, budget, indices, sinks=sinks, recent=recent,
-        log_total=log_total, scale=scale, threads=threads,
-    )  # fmt: skip
+    shape = check_rerank(q, kv, candidates, counts, budget, indices, sinks, recent, scale)
+    if log_total is not None:
+        check_array("log_total", log_total, np.dtype(np.float32), q.shape[:2])
+    status = np.zeros(shape.slots, np.int32)
+    apply_environment()
+    _native.rerank(
+        q,
+        [raw(extent) for extent in kv],
+        candidates,
+        counts,
+        budget,
+        indices,
+        clipped(sinks),
+        clipped(recent),
+        log_total,
+        shape.dim**-0.5 if scale is None else scale,
+        status,
+        resolve_threads(threads),
+    )
+    return status

@@ -130,9 +130,7 @@ def test_numbers_that_are_not_finite_fail_their_slot_alone(isa: str, poison: flo
         status, indices, total = choose(module, q, index, lengths)
         np.testing.assert_array_equal(status, [0, 1, 1])
         assert (total[1:] == 0).all()
-        np.testing.assert_array_equal(
-            indices[1, :, :11], [[0, 1, 2, 3, *range(50, 57)]] * 2
-        )
+        np.testing.assert_array_equal(indices[1, :, :11], [[0, 1, 2, 3, *range(50, 57)]] * 2)
 
 
 @settings(max_examples=30, deadline=None)
@@ -153,3 +151,100 @@ def test_random_calls(data: st.DataObject) -> None:
     np.testing.assert_allclose(total, wanted_total, rtol=1e-5, atol=1e-5)
     assert (indices == wanted).mean() > 0.97
     hk.set_isa(ISAS[-1])
+
+
+def candidates_of(
+    lengths: list[int], heads: int, share: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random ascending candidates and how many each slot has."""
+    rng = np.random.default_rng(seed)
+    counts = np.array([int(n * share) for n in lengths], np.int32)
+    rows = np.full((len(lengths), heads, int(counts.max()) + 2), -1, np.int32)
+    for n, length in enumerate(lengths):
+        for h in range(heads):
+            rows[n, h, : counts[n]] = np.sort(rng.choice(length, counts[n], replace=False))
+    return rows, counts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 4, 16])
+@pytest.mark.parametrize("told", [False, True])
+def test_rerank_equals_the_reference(isa: str, dtype: Any, group: int, told: bool) -> None:
+    lengths = [0, 3, 64, 400]
+    kv, _ = slots(lengths, 2, 64, dtype)
+    rows, counts = candidates_of(lengths, 2, 0.7, group)
+    budget = (counts // 2).astype(np.int32)
+    rng = np.random.default_rng(group)
+    q = rng.standard_normal((4, 2 * group, 64)).astype(BF16).astype(np.float32)
+    total = (5 + rng.standard_normal(q.shape[:2])).astype(np.float32) if told else None
+    results = []
+    for module in (hk, reference):
+        kept = np.full((4, 2, int(budget.max()) + 1), 7, np.int32)
+        status = module.rerank(
+            q, kv, rows, counts, budget, kept, sinks=2, recent=3, log_total=total
+        )
+        results.append((status, kept))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    if group == 1:
+        np.testing.assert_array_equal(results[0][1], results[1][1])
+    assert (results[0][1] == results[1][1]).mean() > 0.97
+
+
+def test_rerank_of_everything_is_select(isa: str) -> None:
+    lengths = [333]
+    kv, _ = slots(lengths, 2, 32, BF16)
+    q = np.random.default_rng(0).standard_normal((1, 8, 32)).astype(np.float32)
+    full, budget = np.array(lengths, np.int32), np.array([40], np.int32)
+    chosen, kept = np.zeros((2, 1, 2, 40), np.int32)
+    hk.select(q, kv, full, full, budget, chosen)
+    every = np.broadcast_to(np.arange(333, dtype=np.int32), (1, 2, 333)).copy()
+    hk.rerank(q, kv, every, full, budget, kept)
+    np.testing.assert_array_equal(kept, chosen)
+
+
+def test_rerank_after_the_index_finds_the_exact_rows() -> None:
+    lengths = [4000]
+    kv, index = slots(lengths, 2, 64, BF16)
+    q = (2 * np.random.default_rng(3).standard_normal((1, 8, 64))).astype(np.float32)
+    full, budget = np.array(lengths, np.int32), np.array([200], np.int32)
+    exact, found = np.zeros((2, 1, 2, 200), np.int32)
+    hk.select(q, kv, full, full, budget, exact)
+    twice, total = np.zeros((1, 2, 400), np.int32), np.zeros((1, 8), np.float32)
+    hk.select_indexed(q, index, full, full, 2 * budget, twice, log_total=total)
+    hk.rerank(q, kv, twice, 2 * budget, budget, found, log_total=total)
+    for h in range(2):
+        assert len(set(exact[0, h]) & set(found[0, h])) >= 199
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_rerank_of_a_bad_slot_keeps_the_newest(isa: str, poison: float) -> None:
+    lengths = [50, 60]
+    kv, _ = slots(lengths, 2, 32, FP32)
+    rows, counts = candidates_of(lengths, 2, 0.5, 0)
+    kv[1][0, 0, rows[1, 0, 7]] = poison
+    q = np.ones((2, 4, 32), np.float32)
+    for module in (hk, reference):
+        kept = np.zeros((2, 2, 8), np.int32)
+        budget = np.array([8, 8], np.int32)
+        status = module.rerank(q, kv, rows, counts, budget, kept, sinks=2)
+        np.testing.assert_array_equal(status, [0, 1])
+        newest = rows[1, :, : counts[1]][:, [0, 1, *range(counts[1] - 6, counts[1])]]
+        np.testing.assert_array_equal(kept[1], newest)
+
+
+@pytest.mark.parametrize("values", ["random", "growing", "ties", "zeros"])
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 4097])
+def test_top_k_equals_a_sort(isa: str, values: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    x = {
+        "random": rng.random(n),
+        "growing": np.arange(n) + rng.random(n),
+        "ties": rng.integers(0, 4, n),
+        "zeros": np.zeros(n),
+    }[values].astype(np.float32)
+    for count in {0, 1, n // 20, n // 2, n}:
+        np.testing.assert_array_equal(hk.top_k(x, count), reference.top_k(x, count))
+    for bad in (-1.0, np.nan):
+        x[n // 2] = bad
+        with pytest.raises(ValueError, match="at least 0"):
+            hk.top_k(x, 1)

@@ -108,7 +108,7 @@ class AmxRowScorer {
   void score(int64_t row, int64_t count, int64_t first, int64_t queries, float* scores) const {
     const char* rows = static_cast<const char*>(c_.keys) + row * stride_;
     alignas(64) char padded[kTileRows * 2 * kMaxDim];
-    const bool ahead = first == 0 && c_.prefetch_bytes && count == kTileRows;
+    const bool ahead = first == 0 && count == kTileRows;
     if (count < kTileRows) {
       // Nothing beyond the last row may be read.
       __builtin_memcpy(padded, rows, static_cast<size_t>(count * stride_));
@@ -123,10 +123,8 @@ class AmxRowScorer {
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t i = 0; i < whole; ++i) {
-      if (ahead) {
-        const int64_t part = kTileRows * stride_ / whole / 64 * 64;
-        prefetch_bytes(rows + c_.prefetch_bytes + i * part, part);
-      }
+      // 32 dimensions of 32 rows are as many lines as rows; here they are taken in order.
+      if (ahead) prefetch_ahead(c_.prefetch, rows + i * 64 * kTileRows, 64 * kTileRows);
       _tile_loadd(4, query + i * chunk_bytes, static_cast<size_t>(pair_bytes));
       _tile_loadd(2, rows + 64 * i, static_cast<size_t>(stride_));
       _tile_loadd(3, rows + 64 * i + kTileKeys * stride_, static_cast<size_t>(stride_));
@@ -209,13 +207,15 @@ class AmxIndexScorer {
     constexpr size_t kStride = 4 * kTileRows;
     const int64_t bytes = tile_bytes(c_.dim), whole = c_.dim / 64;
     const char* tile = static_cast<const char*>(c_.keys) + row / kTileRows * bytes;
-    if (first == 0 && c_.prefetch_bytes) prefetch_bytes(tile + c_.prefetch_bytes, bytes);
     const int8_t* codes = codes_ + first * c_.dim;
     const auto query_stride = static_cast<size_t>(c_.dim);
     alignas(64) int32_t products[kQuerySet * kTileRows];
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t i = 0; i < whole; ++i) {
+      if (first == 0)
+        prefetch_ahead(c_.prefetch, tile + 64 * i * kTileRows,
+                       i + 1 < whole ? 64 * kTileRows : bytes - 64 * i * kTileRows);
       _tile_loadd(4, codes + 64 * i, query_stride);
       _tile_loadd(2, tile + 64 * i * kTileRows, kStride);
       _tile_loadd(3, tile + 64 * i * kTileRows + 64, kStride);

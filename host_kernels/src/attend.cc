@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 
+#include "carver.h"
 #include "cpu_features.h"
 #include "thread_pool.h"
 
@@ -13,23 +14,6 @@ namespace herald {
 namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
-
-// Carves arrays out of one block; with a null block it only counts.
-class Carver {
- public:
-  explicit Carver(void* block) : block_(static_cast<char*>(block)) {}
-  template <class T>
-  T* take(int64_t count) {
-    char* at = block_ ? block_ + used_ : nullptr;
-    used_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
-    return reinterpret_cast<T*>(at);
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* block_;
-  size_t used_ = 0;
-};
 
 // Working memory of one KV head: enough for `rows` rows.
 struct HeadScratch {
@@ -190,7 +174,7 @@ class Runner {
     scan.dim = c_.dim;
     scan.query = s.query;
     scan.log2_scale = c_.scale * kLog2E;
-    scan.prefetch_bytes = prefetch_bytes();
+    scan.prefetch = prefetch();
     scan.weights = s.weights;
     scan.weight_stride = s.stride;
     scan.exponents = s.exponents;

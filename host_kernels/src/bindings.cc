@@ -14,7 +14,9 @@
 #include "arena.h"
 #include "attend.h"
 #include "bandwidth.h"
+#include "changes.h"
 #include "cpu_features.h"
+#include "rerank.h"
 #include "rows.h"
 
 namespace nb = nanobind;
@@ -129,6 +131,19 @@ void py_index_rows(const std::vector<RowsIn>& kv, const std::vector<RowsIn>& ind
   index_rows(call);
 }
 
+// Refuses a row that lies outside its extent.
+void check_rows(const RowLists& lists, const char* name) {
+  const BadIndex bad = find_bad_index(lists);
+  if (!bad.found) return;
+  const int64_t head = bad.slot * lists.heads + bad.head;
+  const int32_t index = lists.indices[head * lists.capacity + bad.position];
+  const std::string slot = std::to_string(bad.slot);
+  throw std::invalid_argument(name + ("[" + slot) + ", " + std::to_string(bad.head) + ", " +
+                              std::to_string(bad.position) + "] is " + std::to_string(index) +
+                              ", but kv[" + slot + "] has rows 0 to " +
+                              std::to_string(lists.slots[static_cast<size_t>(bad.slot)].rows - 1));
+}
+
 void py_gather(const std::vector<RowsIn>& kv, const IntsIn& indices, const IntsIn& counts,
                const Rows& keys, const Rows& values, int64_t row_offset, int threads) {
   if (kv.empty()) return;
@@ -146,20 +161,79 @@ void py_gather(const std::vector<RowsIn>& kv, const IntsIn& indices, const IntsI
   call.rows = static_cast<int64_t>(keys.shape(1));
   call.row_offset = row_offset;
   call.threads = threads;
-  BadIndex bad;
-  int32_t index = 0;
-  int64_t rows = 0;
-  {
-    nb::gil_scoped_release nogil;
-    bad = find_bad_index(call);
-    if (!bad.found) return gather(call);
-    index = call.indices[(bad.slot * call.heads + bad.head) * call.capacity + bad.position];
-    rows = call.slots[static_cast<size_t>(bad.slot)].rows;
-  }
-  throw std::invalid_argument(
-      "indices[" + std::to_string(bad.slot) + ", " + std::to_string(bad.head) + ", " +
-      std::to_string(bad.position) + "] is " + std::to_string(index) + ", but kv[" +
-      std::to_string(bad.slot) + "] has rows 0 to " + std::to_string(rows - 1));
+  nb::gil_scoped_release nogil;
+  check_rows({call.slots, call.heads, call.indices, call.capacity, call.counts}, "indices");
+  gather(call);
+}
+
+void py_rerank(const FloatsIn& query, const std::vector<RowsIn>& kv, const IntsIn& candidates,
+               const IntsIn& counts, const IntsIn& budget, const Ints& indices, int64_t sinks,
+               int64_t recent, const std::optional<FloatsIn>& log_total, float scale,
+               const Ints& status, int threads) {
+  if (kv.empty()) return;
+  RerankCall call;
+  require(query.ndim() == 3 && candidates.ndim() == 3 && indices.ndim() == 3 && kv[0].ndim() == 4,
+          "query, candidates and indices need 3 axes and kv 4");
+  call.dtype = dtype_of(kv[0]);
+  call.heads = static_cast<int64_t>(kv[0].shape(0));
+  require(call.heads > 0, "kv needs a head");
+  call.group = static_cast<int64_t>(query.shape(1)) / call.heads;
+  call.dim = static_cast<int64_t>(query.shape(2));
+  require(call.dim % 16 == 0 && call.dim <= kMaxDim, "the head dimension is not supported");
+  call.slots = extents(kv, call.dtype, call.heads, call.dim);
+  call.query = query.data();
+  call.candidates = candidates.data();
+  call.candidate_capacity = static_cast<int64_t>(candidates.shape(2));
+  call.counts = counts.data();
+  call.budget = budget.data();
+  call.indices = indices.data();
+  call.capacity = static_cast<int64_t>(indices.shape(2));
+  call.sinks = sinks;
+  call.recent = recent;
+  call.log_total = log_total ? log_total->data() : nullptr;
+  call.scale = scale;
+  call.status = status.data();
+  call.threads = threads;
+  nb::gil_scoped_release nogil;
+  check_rows({call.slots, call.heads, call.candidates, call.candidate_capacity, call.counts},
+             "candidates");
+  rerank(call);
+}
+
+int64_t py_gather_changes(const std::vector<RowsIn>& kv, const IntsIn& indices,
+                          const IntsIn& counts, const IntsIn& previous,
+                          const IntsIn& previous_counts, const Ints& source, const Rows& keys,
+                          const Rows& values, int threads) {
+  if (kv.empty()) return 0;
+  ChangesCall call;
+  require(indices.ndim() == 3 && previous.ndim() == 3 && keys.ndim() == 2 && kv[0].ndim() == 4,
+          "indices and previous need 3 axes, out_k 2 and kv 4");
+  call.dtype = dtype_of(kv[0]);
+  call.heads = static_cast<int64_t>(kv[0].shape(0));
+  call.dim = static_cast<int64_t>(keys.shape(1));
+  call.slots = extents(kv, call.dtype, call.heads, call.dim);
+  call.indices = indices.data();
+  call.capacity = static_cast<int64_t>(indices.shape(2));
+  call.counts = counts.data();
+  call.previous = previous.data();
+  call.previous_capacity = static_cast<int64_t>(previous.shape(2));
+  call.previous_counts = previous_counts.data();
+  call.source = source.data();
+  call.keys = static_cast<char*>(keys.data());
+  call.values = static_cast<char*>(values.data());
+  call.rows = static_cast<int64_t>(keys.shape(0));
+  call.threads = threads;
+  nb::gil_scoped_release nogil;
+  check_rows({call.slots, call.heads, call.indices, call.capacity, call.counts}, "indices");
+  return gather_changes(call);
+}
+
+void py_top_k(const FloatsIn& values, const Ints& indices) {
+  require(values.ndim() == 1 && indices.ndim() == 1 && indices.size() <= values.size(),
+          "values and indices need 1 axis, and no more indices than values");
+  nb::gil_scoped_release nogil;
+  top_k(values.data(), static_cast<int64_t>(values.size()), static_cast<int64_t>(indices.size()),
+        indices.data());
 }
 
 void py_store(const std::vector<Rows>& kv, const IntsIn& start, const IntsIn& counts,
@@ -211,6 +285,14 @@ NB_MODULE(_native, m) {
         "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
   m.def("index_rows", &py_index_rows, "kv"_a, "index"_a, "start"_a.noconvert(),
         "counts"_a.noconvert(), "threads"_a);
+  m.def("rerank", &py_rerank, "query"_a.noconvert(), "kv"_a, "candidates"_a.noconvert(),
+        "counts"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
+        "recent"_a, "log_total"_a.none().noconvert(), "scale"_a, "status"_a.noconvert(),
+        "threads"_a);
+  m.def("top_k", &py_top_k, "values"_a.noconvert(), "indices"_a.noconvert());
+  m.def("gather_changes", &py_gather_changes, "kv"_a, "indices"_a.noconvert(),
+        "counts"_a.noconvert(), "previous"_a.noconvert(), "previous_counts"_a.noconvert(),
+        "source"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a);
   m.def("gather", &py_gather, "kv"_a, "indices"_a.noconvert(), "counts"_a.noconvert(),
         "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
   m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),

@@ -1,6 +1,7 @@
 #include "cpu_features.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -153,9 +154,15 @@ const KernelTable& active_table() {
   return *best;
 }
 
-int64_t prefetch_bytes() {
-  static const int64_t bytes = this_cpu().vendor == "GenuineIntel" ? 4096 : 0;
-  return bytes;
+Prefetch prefetch() {
+  if (const char* e = std::getenv("HERALD_PF")) {
+    Prefetch p;
+    p.hint = static_cast<PrefetchHint>(e[0] - '0');
+    p.distance = std::atoll(e + 2);
+    return p;
+  }
+  static const bool intel = this_cpu().vendor == "GenuineIntel";
+  return intel ? Prefetch{PrefetchHint::kT0, 2048} : Prefetch{};
 }
 
 }  // namespace herald

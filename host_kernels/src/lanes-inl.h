@@ -19,11 +19,24 @@ inline int64_t lane_position(int64_t d) {
   return d - within + (within & 1) * Simd::kLanes + within / 2;
 }
 
-// Asks for bytes that will be needed soon. Addresses past the end of the extent do no harm.
-inline void prefetch_bytes(const void* from, int64_t bytes) {
-  const auto base = reinterpret_cast<uintptr_t>(from);
-  for (int64_t b = 0; b < bytes; b += 64)
-    __builtin_prefetch(reinterpret_cast<const void*>(base + b));
+// Asks for the bytes that lie `distance` behind those named. Addresses past the end of an extent do
+// no harm.
+inline void prefetch_ahead(const Prefetch& prefetch, const void* from, int64_t bytes) {
+  const auto base = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(prefetch.distance);
+  const auto line = [base](int64_t b) { return reinterpret_cast<const void*>(base + b); };
+  switch (prefetch.hint) {
+    case PrefetchHint::kNone:
+      return;
+    case PrefetchHint::kT0:
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(line(b), 0, 3);
+      return;
+    case PrefetchHint::kT1:
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(line(b), 0, 2);
+      return;
+    case PrefetchHint::kNta:
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(line(b), 0, 0);
+      return;
+  }
 }
 
 }  // namespace

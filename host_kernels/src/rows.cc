@@ -37,7 +37,7 @@ void for_each_piece(const std::vector<Piece>& pieces, int threads, const Work& w
 
 }  // namespace
 
-BadIndex find_bad_index(const GatherCall& c) {
+BadIndex find_bad_index(const RowLists& c) {
   for (int64_t slot = 0; slot < static_cast<int64_t>(c.slots.size()); ++slot) {
     const auto rows = static_cast<uint32_t>(c.slots[static_cast<size_t>(slot)].rows);
     for (int64_t head = 0; head < c.heads; ++head) {

@@ -39,8 +39,17 @@ struct IndexCall {
 // Writes the key index of rows [start, start + counts).
 void index_rows(const IndexCall& call);
 
-// The first index outside its slot, if any; gather() must not run then.
-BadIndex find_bad_index(const GatherCall& call);
+// Rows named for every KV head of some slots.
+struct RowLists {
+  const std::vector<Extent>& slots;
+  int64_t heads;
+  const int32_t* indices;  // [slots][heads][capacity]
+  int64_t capacity;
+  const int32_t* counts;  // [slots]
+};
+
+// The first index outside its slot, if any; the rows must not be touched then.
+BadIndex find_bad_index(const RowLists& lists);
 void gather(const GatherCall& call);
 
 struct StoreCall {

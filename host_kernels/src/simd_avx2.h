@@ -75,6 +75,13 @@ struct Simd {
     const F b = add_quads(add_pairs(x[4], x[5]), add_pairs(x[6], x[7]));
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   }
+  static void stream_line(const char* from, char* to) {
+    const auto* x = reinterpret_cast<const __m256i*>(from);
+    const __m256i low = _mm256_loadu_si256(x), high = _mm256_loadu_si256(x + 1);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), low);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, high);
+  }
+  static void end_streams() { _mm_sfence(); }
   static void load_pair(const uint16_t* p, bool, F& a, F& b) {
     const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     a = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));

@@ -61,6 +61,10 @@ struct Simd {
     }
     return add_blocks(add_blocks(four[0], four[1]), add_blocks(four[2], four[3]));
   }
+  static void stream_line(const char* from, char* to) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+  }
+  static void end_streams() { _mm_sfence(); }
   // `tail`: only half of the 2 * kLanes values exist; the rest reads as zero.
   static __m512i load_words(const uint16_t* p, bool tail) {
     return tail ? _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))

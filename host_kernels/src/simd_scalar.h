@@ -105,6 +105,10 @@ struct Simd {
   static F transpose_sum(const F (&x)[kLanes]) {
     return map([&](int i) { return sum(x[i]); });
   }
+  // Copies a line of 64 bytes without keeping it in the caches, where that is possible; streams
+  // must be ended before other threads look.
+  static void stream_line(const char* from, char* to) { std::memcpy(to, from, 64); }
+  static void end_streams() {}
   // 2 * kLanes bf16 values: even positions to `a`, odd ones to `b`.
   static void load_pair(const uint16_t* p, bool, F& a, F& b) {
     for (int i = 0; i < kLanes; ++i) {

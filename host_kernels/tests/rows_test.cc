@@ -44,7 +44,8 @@ void round_trip(DType dtype, int64_t dim, int64_t rows, int32_t count, int threa
                           &count,         out_k.data(),
                           out_v.data(),   buffer_rows,
                           offset,         threads};
-  CHECK(!herald::find_bad_index(call).found);
+  const herald::RowLists lists{call.slots, heads, indices.data(), count, &count};
+  CHECK(!herald::find_bad_index(lists).found);
   herald::gather(call);
   const int64_t row_bytes = heads * bytes;
   for (int64_t j = 0; j < count; ++j) {
@@ -59,7 +60,7 @@ void round_trip(DType dtype, int64_t dim, int64_t rows, int32_t count, int threa
   if (count == 0) return;
   for (int32_t bad : {-1, static_cast<int32_t>(rows)}) {
     indices.back() = bad;
-    const herald::BadIndex found = herald::find_bad_index(call);
+    const herald::BadIndex found = herald::find_bad_index(lists);
     CHECK(found.found && found.slot == 0 && found.head == heads - 1 && found.position == count - 1);
   }
 }

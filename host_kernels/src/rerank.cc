@@ -1,0 +1,161 @@
+#include "rerank.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "carver.h"
+#include "cpu_features.h"
+#include "thread_pool.h"
+
+namespace herald {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// Working memory of one participant, for up to `rows` candidates.
+struct Scratch {
+  Scratch(Carver& carver, const RerankCall& c, int64_t rows, int64_t query_bytes) {
+    const int64_t padded = round_up(rows, kTileRows);
+    stride = padded;
+    keys = carver.take<char>(rows * c.dim * item_size(c.dtype));
+    query = carver.take<char>(query_bytes);
+    weights = carver.take<float>(c.group * padded);
+    exponents = carver.take<float>(padded / kTileRows * c.group);
+    lanes = carver.take<float>(c.group * kMaxLanes);
+    maximum = carver.take<float>(c.group);
+    normaliser = carver.take<float>(c.group);
+    importance = carver.take<float>(padded);
+    histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
+    candidates = carver.take<uint32_t>(rows);
+  }
+  int64_t stride;
+  char *keys, *query;
+  float *weights, *exponents, *lanes, *maximum, *normaliser, *importance;
+  uint32_t *histogram, *candidates;
+};
+
+// False where a score is not finite. The candidates' keys are laid side by side and scanned like
+// the rows of a short head, in one chunk.
+bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, int64_t head,
+                 Scratch& s) {
+  const Extent& extent = c.slots[static_cast<size_t>(slot)];
+  const int64_t count = c.counts[slot], unit = slot * c.heads + head;
+  const int64_t bytes = c.dim * item_size(c.dtype);
+  const int32_t* rows = c.candidates + unit * c.candidate_capacity;
+  int32_t* indices = c.indices + unit * c.capacity;
+  std::fill(indices, indices + c.capacity, -1);
+  if (count == 0) return true;
+  const char* keys = extent.data + 2 * head * extent.rows * bytes;
+  constexpr int64_t kAhead = 16;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count)
+      for (int64_t b = 0; b < bytes; b += 64)
+        __builtin_prefetch(keys + rows[i + kAhead] * bytes + b);
+    std::memcpy(s.keys + i * bytes, keys + rows[i] * bytes, static_cast<size_t>(bytes));
+  }
+  table.prepare_query(c.dtype, c.query + unit * c.group * c.dim, c.group, c.dim, s.query);
+  ChunkScan scan{};
+  scan.keys = s.keys;
+  scan.end = count;
+  scan.group = c.group;
+  scan.dim = c.dim;
+  scan.query = s.query;
+  scan.log2_scale = c.scale * kLog2E;
+  scan.weights = s.weights;
+  scan.weight_stride = s.stride;
+  scan.exponents = s.exponents;
+  scan.lanes = s.lanes;
+  scan.maximum = s.maximum;
+  scan.normaliser = s.normaliser;
+  if (!table.scan_chunk(c.dtype, scan)) return false;
+  for (int64_t g = 0; c.log_total && g < c.group; ++g) {
+    const float total = c.log_total[unit * c.group + g] * kLog2E;
+    // Weights count from the candidates' maximum.
+    s.normaliser[g] = std::exp2(total - s.maximum[g]);
+    if (!std::isfinite(total) || !(s.normaliser[g] > 0) || !std::isfinite(s.normaliser[g]))
+      return false;
+  }
+  HeadSelect h{};
+  h.weights = s.weights;
+  h.weight_stride = s.stride;
+  h.exponents = s.exponents;
+  h.group = c.group;
+  h.maximum = s.maximum;
+  h.normaliser = s.normaliser;
+  h.select_len = count;
+  h.budget = c.budget[slot];
+  h.sinks = c.sinks;
+  h.recent = c.recent;
+  h.importance = s.importance;
+  h.histogram = s.histogram;
+  h.candidates = s.candidates;
+  h.indices = indices;
+  table.select_head(h);
+  for (int64_t j = 0; j < h.budget; ++j) indices[j] = rows[indices[j]];
+  return true;
+}
+
+}  // namespace
+
+void rerank(const RerankCall& c) {
+  const KernelTable& table = active_table();
+  const auto slots = static_cast<int64_t>(c.slots.size()), units = slots * c.heads;
+  const int64_t query_bytes = table.query_bytes(c.dtype, c.group, c.dim);
+  const std::unique_ptr<std::atomic<bool>[]> bad(
+      new std::atomic<bool>[static_cast<size_t>(slots)]());
+  int64_t longest = 0;
+  for (int64_t slot = 0; slot < slots; ++slot) longest = std::max<int64_t>(longest, c.counts[slot]);
+  {
+    Carver size(nullptr);
+    Scratch(size, c, longest, query_bytes);
+    PoolLease lease(static_cast<int>(std::min<int64_t>(c.threads, std::max<int64_t>(units, 1))));
+    std::vector<void*> blocks;
+    for (int i = 0; i < lease.threads(); ++i) blocks.push_back(lease.scratch(i, size.used()));
+    std::atomic<int64_t> next{0};
+    lease.run([&](int index) {
+      Carver carver(blocks[static_cast<size_t>(index)]);
+      Scratch scratch(carver, c, longest, query_bytes);
+      for (int64_t unit; (unit = next.fetch_add(1)) < units;)
+        if (!rerank_head(c, table, unit / c.heads, unit % c.heads, scratch))
+          bad[unit / c.heads].store(true, std::memory_order_relaxed);
+    });
+  }
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    c.status[slot] = bad[slot].load() ? 1 : 0;
+    if (!c.status[slot]) continue;
+    const int64_t budget = c.budget[slot], first = std::min(c.sinks, budget);
+    for (int64_t head = 0; head < c.heads; ++head) {
+      const int32_t* rows = c.candidates + (slot * c.heads + head) * c.candidate_capacity;
+      int32_t* to = c.indices + (slot * c.heads + head) * c.capacity;
+      std::copy(rows, rows + first, to);
+      std::copy(rows + c.counts[slot] - (budget - first), rows + c.counts[slot], to + first);
+      std::fill(to + budget, to + c.capacity, -1);
+    }
+  }
+}
+
+void top_k(const float* values, int64_t rows, int64_t count, int32_t* indices) {
+  const int64_t padded = round_up(rows, kTileRows);
+  PoolLease lease(1);
+  Carver size(nullptr);
+  const auto take = [&](Carver& carver, HeadSelect& h) {
+    h.importance = carver.take<float>(padded);
+    h.histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
+    h.candidates = carver.take<uint32_t>(rows);
+  };
+  HeadSelect h{};
+  take(size, h);
+  Carver carver(lease.scratch(0, size.used()));
+  take(carver, h);
+  h.select_len = rows;
+  h.budget = count;
+  h.indices = indices;
+  std::copy(values, values + rows, h.importance);
+  active_table().select_head(h);
+}
+
+}  // namespace herald
