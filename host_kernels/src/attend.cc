@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <memory>
+#include <new>
 #include <numeric>
+#include <optional>
 
+#include "arena.h"
 #include "cpu_features.h"
+#include "home_queues.h"
 #include "thread_pool.h"
 
 namespace herald {
@@ -71,28 +74,29 @@ class Runner {
   Runner(const AttendCall& call, const KernelTable& table)
       : c_(call),
         table_(table),
-        query_bytes_(table.query_bytes(call.dtype, call.group, call.dim)),
-        bad_(new std::atomic<bool>[call.slots.size()]()) {}
+        query_bytes_(table.query_bytes(call.dtype, call.group, call.dim)) {}
 
+  // All memory of a call is the pool's scratch, which earlier calls of this size have grown.
   void run() {
     const auto slots = static_cast<int64_t>(c_.slots.size());
-    std::vector<int64_t> order(static_cast<size_t>(slots));
-    std::iota(order.begin(), order.end(), 0);
-    // Longest first, so that the last unit to finish is a short one.
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return c_.attend_len[a] > c_.attend_len[b]; });
-    units_.reserve(static_cast<size_t>(slots * c_.heads));
-    for (int64_t slot : order)
-      for (int64_t head = 0; head < c_.heads; ++head) units_.push_back({slot, head});
-    if (!units_.empty()) {
-      longest_ = c_.attend_len[order[0]];
-      PoolLease lease(c_.threads);
-      const bool few = static_cast<int64_t>(units_.size()) < 4 * lease.threads();
-      if (few && lease.threads() > 1 && longest_ > kChunkRows)
-        run_by_chunk(lease);
-      else
-        run_by_head(lease);
-    }
+    for (int64_t slot = 0; slot < slots; ++slot)
+      longest_ = std::max<int64_t>(longest_, c_.attend_len[slot]);
+    PoolLease lease(c_.threads);
+    // Fewer heads than the threads want: hand out chunks; whoever ends a head's last one finishes
+    // it.
+    const bool few = slots * c_.heads < 4 * lease.threads();
+    by_chunk_ = few && lease.threads() > 1 && longest_ > kChunkRows;
+    Carver size(nullptr);
+    carve(size);
+    Carver own_size(nullptr);
+    if (!by_chunk_) HeadScratch(own_size, c_, longest_, query_bytes_);
+    SelectScratch(own_size, longest_);
+    lease.reserve_each(own_size.used());
+    Carver carver(lease.call_scratch(size.used()));
+    carve(carver);
+    if (by_chunk_) prepare_heads();
+    cut(lease);
+    lease.run([&](int index) { work(lease, index); });
     finish_status();
   }
 
@@ -100,68 +104,96 @@ class Runner {
   struct Unit {
     int64_t slot, head;
   };
+  // Chunks [begin, end) of one head.
+  struct Task {
+    Unit unit;
+    int64_t begin, end;
+    int64_t home;
+  };
 
   int64_t length(const Unit& u) const { return c_.attend_len[u.slot]; }
   int64_t chunks(const Unit& u) const { return (length(u) + kChunkRows - 1) / kChunkRows; }
+  // A head without rows still has to be finished.
+  int64_t parts(const Unit& u) const { return by_chunk_ ? std::max<int64_t>(chunks(u), 1) : 1; }
+  int64_t number(const Unit& u) const { return u.slot * c_.heads + u.head; }
 
-  void run_by_head(PoolLease& lease) {
-    struct Own {
-      HeadScratch head;
-      SelectScratch select;
-      Own(Carver& carver, const AttendCall& c, int64_t rows, int64_t query_bytes)
-          : head(carver, c, rows, query_bytes), select(carver, rows) {}
-    };
-    Carver size(nullptr);
-    Own(size, c_, longest_, query_bytes_);
-    for (int i = 0; i < lease.threads(); ++i) blocks_.push_back(lease.scratch(i, size.used()));
-    std::atomic<size_t> next{0};
-    lease.run([&](int index) {
-      Carver carver(blocks_[static_cast<size_t>(index)]);
-      Own own(carver, c_, longest_, query_bytes_);
-      for (size_t i; (i = next.fetch_add(1)) < units_.size();) {
-        const Unit& u = units_[i];
-        prepare(u, own.head);
-        for (int64_t chunk = 0; chunk < chunks(u); ++chunk) scan(u, own.head, chunk);
-        finish(u, own.head, own.select);
-      }
+  template <class Visit>
+  void for_each_unit(const Visit& visit) const {
+    for (int64_t slot = 0; slot < static_cast<int64_t>(c_.slots.size()); ++slot)
+      for (int64_t head = 0; head < c_.heads; ++head) visit(Unit{slot, head});
+  }
+
+  void carve(Carver& carver) {
+    const auto slots = static_cast<int64_t>(c_.slots.size()), units = slots * c_.heads;
+    int64_t count = 0;
+    for_each_unit([&](const Unit& u) { count += parts(u); });
+    bad_ = carver.take<std::atomic<bool>>(slots);
+    tasks_ = carver.take<Task>(count);
+    missing_ = carver.take<std::atomic<int64_t>>(by_chunk_ ? units : 0);
+    heads_ = carver.take<HeadScratch>(by_chunk_ ? units : 0);
+    if (by_chunk_)
+      for_each_unit([&](const Unit& u) {
+        const HeadScratch head(carver, c_, length(u), query_bytes_);
+        if (tasks_) new (heads_ + number(u)) HeadScratch(head);
+      });
+  }
+
+  void prepare_heads() {
+    for_each_unit([&](const Unit& u) {
+      new (missing_ + number(u)) std::atomic<int64_t>(parts(u));
+      prepare(u, heads_[number(u)]);
     });
   }
 
-  // Fewer heads than the threads want: hand out chunks; whoever ends a head's last one finishes it.
-  void run_by_chunk(PoolLease& lease) {
-    struct Part {
-      size_t unit;
-      int64_t chunk;
-    };
-    std::vector<Part> parts;
-    std::vector<HeadScratch> heads;
-    Carver size(nullptr);
-    for (const Unit& u : units_) HeadScratch(size, c_, length(u), query_bytes_);
-    Carver carver(lease.scratch(lease.threads(), size.used()));
-    std::unique_ptr<std::atomic<int64_t>[]> missing(new std::atomic<int64_t>[units_.size()]);
-    for (size_t i = 0; i < units_.size(); ++i) {
-      heads.emplace_back(carver, c_, length(units_[i]), query_bytes_);
-      prepare(units_[i], heads.back());
-      // A head without rows still has to be finished.
-      const int64_t count = std::max<int64_t>(chunks(units_[i]), 1);
-      missing[i] = count;
-      for (int64_t chunk = 0; chunk < count; ++chunk) parts.push_back({i, chunk});
-    }
-    Carver select_size(nullptr);
-    SelectScratch(select_size, longest_);
-    for (int i = 0; i < lease.threads(); ++i)
-      blocks_.push_back(lease.scratch(i, select_size.used()));
-    std::atomic<size_t> next{0};
-    lease.run([&](int index) {
-      Carver own(blocks_[static_cast<size_t>(index)]);
-      SelectScratch select(own, longest_);
-      for (size_t i; (i = next.fetch_add(1)) < parts.size();) {
-        const Part& part = parts[i];
-        const Unit& u = units_[part.unit];
-        if (part.chunk < chunks(u)) scan(u, heads[part.unit], part.chunk);
-        if (missing[part.unit].fetch_sub(1) == 1) finish(u, heads[part.unit], select);
-      }
+  // Tasks by home, there the longest heads first, so that the last one to finish is a short one.
+  void cut(const PoolLease& lease) {
+    for (size_t slot = 0; slot < c_.slots.size(); ++slot)
+      new (bad_ + slot) std::atomic<bool>(false);
+    int64_t count = 0;
+    for_each_unit([&](const Unit& u) {
+      for (int64_t part = 0; part < parts(u); ++part)
+        tasks_[count++] = {u, part, by_chunk_ ? part + 1 : chunks(u), home(lease, u, part)};
     });
+    std::sort(tasks_, tasks_ + count, [&](const Task& a, const Task& b) {
+      if (a.home != b.home) return a.home < b.home;
+      if (length(a.unit) != length(b.unit)) return length(a.unit) > length(b.unit);
+      if (number(a.unit) != number(b.unit)) return number(a.unit) < number(b.unit);
+      return a.begin < b.begin;
+    });
+    int64_t end = 0;
+    for (int64_t home = 0; home < lease.homes(); ++home) {
+      while (end < count && tasks_[end].home == home) ++end;
+      queues_.close(static_cast<int>(home), end);
+    }
+  }
+
+  // The node on which the keys of that chunk lie; rows outside every arena are spread evenly.
+  int64_t home(const PoolLease& lease, const Unit& u, int64_t chunk) const {
+    if (lease.homes() == 1) return 0;
+    const Extent& extent = c_.slots[static_cast<size_t>(u.slot)];
+    const int64_t row = chunk * kChunkRows;
+    const int touched_by =
+        c_.dtype == DType::kInt8Index
+            ? owner(extent.data + (u.head * extent.rows + row) / kTileRows * tile_bytes(c_.dim))
+            : owner(extent.data +
+                    (2 * u.head * extent.rows + row) * c_.dim * item_size(c_.dtype));
+    return touched_by >= 0 ? lease.home(touched_by) : number(u) % lease.homes();
+  }
+
+  void work(PoolLease& lease, int index) {
+    Carver own(lease.scratch_of(index));
+    std::optional<HeadScratch> head;
+    if (!by_chunk_) head.emplace(own, c_, longest_, query_bytes_);
+    SelectScratch select(own, longest_);
+    for (int64_t i; (i = queues_.take(lease.home(index))) >= 0;) {
+      const Task& task = tasks_[i];
+      const Unit& u = task.unit;
+      HeadScratch& s = by_chunk_ ? heads_[number(u)] : *head;
+      if (!by_chunk_) prepare(u, s);
+      for (int64_t chunk = task.begin; chunk < std::min(task.end, chunks(u)); ++chunk)
+        scan(u, s, chunk);
+      if (!by_chunk_ || missing_[number(u)].fetch_sub(1) == 1) finish(u, s, select);
+    }
   }
 
   const float* head_query(const Unit& u) const {
@@ -309,10 +341,14 @@ class Runner {
   const AttendCall& c_;
   const KernelTable& table_;
   const int64_t query_bytes_;
-  std::unique_ptr<std::atomic<bool>[]> bad_;
-  std::vector<Unit> units_;
-  std::vector<void*> blocks_;
+  std::atomic<bool>* bad_ = nullptr;  // [slots]
+  Task* tasks_ = nullptr;
+  HomeQueues queues_;
+  // Per unit, where heads are cut by chunks.
+  std::atomic<int64_t>* missing_ = nullptr;
+  HeadScratch* heads_ = nullptr;
   int64_t longest_ = 0;
+  bool by_chunk_ = false;
 };
 
 }  // namespace

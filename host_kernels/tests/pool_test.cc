@@ -31,7 +31,7 @@ void competing_callers() {
       for (int call = 0; call < 50; ++call) {
         herald::PoolLease lease(1 + i);
         ++inside;
-        std::memset(lease.scratch(0, 1000), i, 1000);
+        std::memset(lease.call_scratch(1000), i, 1000);
         lease.run([&](int) { total.fetch_add(1); });
       }
     });
@@ -40,11 +40,17 @@ void competing_callers() {
 }
 
 void scratch_grows() {
-  herald::PoolLease lease(1);
-  void* small = lease.scratch(7, 100);
+  herald::PoolLease lease(3);
+  void* small = lease.call_scratch(100);
   CHECK(reinterpret_cast<uintptr_t>(small) % 64 == 0);
-  CHECK(lease.scratch(7, 50) == small);
-  std::memset(lease.scratch(7, 100000), 1, 100000);
+  CHECK(lease.call_scratch(50) == small);
+  std::memset(lease.call_scratch(100000), 1, 100000);
+  for (size_t bytes : {size_t{100}, size_t{100000}, size_t{50}}) {
+    lease.reserve_each(bytes);
+    lease.run([&](int index) { std::memset(lease.scratch_of(index), index, bytes); });
+    for (int i = 0; i < lease.threads(); ++i)
+      CHECK(static_cast<char*>(lease.scratch_of(i))[bytes - 1] == i);
+  }
 }
 
 void parked_workers_resume() {

@@ -30,6 +30,7 @@ void check_select(const herald::KernelTable& table, const std::vector<float>& va
                        n,
                        budget,
                        sinks,
+                       0,
                        importance.data(),
                        histogram.data(),
                        candidates.data(),
