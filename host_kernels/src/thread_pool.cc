@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <climits>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -136,6 +138,9 @@ __attribute__((noinline)) void touch_stack() {
 }
 
 void worker_loop(PoolState* s, int index, Participant* self) {
+  char name[16];
+  std::snprintf(name, sizeof name, "herald-%d", index);
+  pthread_setname_np(pthread_self(), name);
   if (nodes().size() > 1) bind_to(nodes()[static_cast<size_t>(index) % nodes().size()]);
   touch_stack();
   for (uint32_t seen = 0;; ++seen) {
