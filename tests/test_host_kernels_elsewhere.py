@@ -111,3 +111,27 @@ def test_a_wrong_shape_is_refused(bad):
     for module in (hk, reference):
         with pytest.raises((TypeError, ValueError), match="elsewhere"):
             chosen(module, q, kv, np.array([5], np.int32), bad)
+
+
+@pytest.mark.parametrize("group", [16, 17, 48])
+@pytest.mark.parametrize("rows", [500, 9000])
+def test_many_queries_of_a_head_vote_together(isa, group, rows):
+    """From 17 on, scores are computed twice instead of stored; heads are cut by chunks at 9,000."""
+    rng = np.random.default_rng(group)
+    kv = [rng.standard_normal((HEADS, 2, rows, 16)).astype(BF16)]
+    q = rng.standard_normal((1, HEADS * group, 16)).astype(BF16).astype(np.float32)
+    budget, length = np.array([rows // 10], np.int32), np.array([rows], np.int32)
+    runs = []
+    for threads in (1, 3):
+        indices = np.full((1, HEADS, rows // 10), 7, np.int32)
+        assert not hk.select(q, kv, length, length, budget, indices, threads=threads).any()
+        runs.append(indices)
+    np.testing.assert_array_equal(*runs)
+    mass = reference.importance(q[0], kv[0], rows)
+    for head in range(HEADS):
+        chosen = np.zeros(rows, bool)
+        chosen[runs[0][0, head]] = True
+        free = slice(4, rows)
+        assert (
+            mass[head, free][chosen[free]].min() >= mass[head, free][~chosen[free]].max() * 0.9999
+        )

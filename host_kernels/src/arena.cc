@@ -3,11 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdint>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <new>
-#include <string>
+#include <shared_mutex>
 
 #include "thread_pool.h"
 
@@ -16,6 +19,26 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSmallPage = 4096;
+// Stripes go round the participants, so that the rows of one request, which lie together, are
+// near all of them. Longer than one head's keys of 64K positions, so that few units straddle two.
+constexpr size_t kStripe = 16 * kHugePage;
+
+struct Touched {
+  uintptr_t end;
+  size_t stripe;
+  size_t threads;
+};
+
+// Never destroyed: an arena may be freed by a static destructor.
+struct Registry {
+  std::shared_mutex mutex;
+  std::map<uintptr_t, Touched> arenas;
+};
+
+Registry& registry() {
+  static auto* const all = new Registry;
+  return *all;
+}
 
 // Bytes of huge pages behind the mapping that contains `address`, or -1 when the system is silent.
 int64_t huge_bytes_at(uintptr_t address) {
@@ -35,6 +58,17 @@ int64_t huge_bytes_at(uintptr_t address) {
   return -1;
 }
 
+std::string why_not(int64_t granted, size_t mapped) {
+  std::string setting;
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::getline(file, setting);
+  if (setting.find("[never]") != std::string::npos)
+    return "transparent huge pages are switched off (/sys/kernel/mm/transparent_hugepage/enabled "
+           "says never; madvise would do)";
+  return "the system had free huge pages for " + std::to_string(granted >> 20) + " of " +
+         std::to_string(mapped >> 20) + " MiB";
+}
+
 }  // namespace
 
 Arena::Arena(size_t bytes, bool huge_pages, int threads) : bytes_(bytes) {
@@ -52,23 +86,50 @@ Arena::Arena(size_t bytes, bool huge_pages, int threads) : bytes_(bytes) {
     munmap(reinterpret_cast<void*>(aligned + wanted), rest);
   data_ = reinterpret_cast<char*>(aligned);
   mapped_ = wanted;
-  const bool advised =
-      madvise(data_, mapped_, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) == 0 && huge_pages;
+  const int refused = madvise(data_, mapped_, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  const int reason = errno;
 
-  PoolLease lease(threads);
-  const size_t pages = mapped_ / kHugePage, count = static_cast<size_t>(lease.threads());
-  lease.run([&](int index) {
-    const size_t i = static_cast<size_t>(index);
-    const size_t end = pages * (i + 1) / count * kHugePage;
-    for (size_t at = pages * i / count * kHugePage; at < end; at += kSmallPage)
-      static_cast<volatile char*>(data_)[at] = 0;
-  });
-  const int64_t granted = advised ? huge_bytes_at(aligned) : 0;
-  huge_ = advised && granted != 0;
+  {
+    PoolLease lease(threads);
+    const size_t count = static_cast<size_t>(lease.threads());
+    const size_t share = (mapped_ / kHugePage + count - 1) / count * kHugePage;
+    const size_t stripe = std::min(share, kStripe);
+    lease.run([&](int index) {
+      for (size_t i = static_cast<size_t>(index); i * stripe < mapped_; i += count) {
+        const size_t end = std::min(mapped_, (i + 1) * stripe);
+        for (size_t at = i * stripe; at < end; at += kSmallPage)
+          static_cast<volatile char*>(data_)[at] = 0;
+      }
+    });
+    std::unique_lock<std::shared_mutex> lock(registry().mutex);
+    registry().arenas[aligned] = {aligned + mapped_, stripe, count};
+  }
+  if (!huge_pages) return;
+  huge_bytes_ = refused ? 0 : huge_bytes_at(aligned);
+  if (refused)
+    notice_ = std::string("the system refuses them: ") + std::strerror(reason);
+  else if (huge_bytes_ >= 0 && huge_bytes_ < static_cast<int64_t>(mapped_))
+    notice_ = why_not(huge_bytes_, mapped_);
 }
 
 Arena::~Arena() {
-  if (data_) munmap(data_, mapped_);
+  if (!data_) return;
+  {
+    std::unique_lock<std::shared_mutex> lock(registry().mutex);
+    registry().arenas.erase(reinterpret_cast<uintptr_t>(data_));
+  }
+  munmap(data_, mapped_);
+}
+
+int owner(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  std::shared_lock<std::shared_mutex> lock(registry().mutex);
+  auto found = registry().arenas.upper_bound(at);
+  if (found == registry().arenas.begin()) return -1;
+  --found;
+  const Touched& t = found->second;
+  if (at >= t.end) return -1;
+  return static_cast<int>((at - found->first) / t.stripe % t.threads);
 }
 
 }  // namespace herald

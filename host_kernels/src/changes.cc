@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "carver.h"
 #include "cpu_features.h"
 #include "thread_pool.h"
 
@@ -44,9 +43,10 @@ int64_t gather_changes(const ChangesCall& c) {
   const int64_t units = static_cast<int64_t>(c.slots.size()) * c.heads;
   const int64_t bytes = c.dim * item_size(c.dtype);
   PoolLease lease(static_cast<int>(std::min<int64_t>(c.threads, std::max<int64_t>(units, 1))));
-  // Past the participants' own: where each unit's new rows begin, and each participant's list.
-  Carver carver(lease.scratch(lease.threads(), static_cast<size_t>(units + 8) * sizeof(int64_t)));
-  auto* first = carver.take<int64_t>(units + 1);
+  // Where each unit's new rows begin, and a list of rows for each participant.
+  auto* first =
+      static_cast<int64_t*>(lease.call_scratch(static_cast<size_t>(units + 1) * sizeof(int64_t)));
+  lease.reserve_each(static_cast<size_t>(c.capacity + 1) * sizeof(int32_t));
   std::atomic<int64_t> next{0};
   lease.run([&](int) {
     for (int64_t i; (i = next.fetch_add(1)) < units;)
@@ -54,12 +54,9 @@ int64_t gather_changes(const ChangesCall& c) {
   });
   first[0] = 0;
   for (int64_t i = 0; i < units; ++i) first[i + 1] += first[i];
-  const auto list_bytes = static_cast<size_t>(c.capacity + 16) * sizeof(int32_t);
-  void* lists[1024];
-  for (int i = 0; i < lease.threads(); ++i) lists[i] = lease.scratch(i, list_bytes);
   next = 0;
   lease.run([&](int participant) {
-    auto* list = static_cast<int32_t*>(lists[participant]);
+    auto* list = static_cast<int32_t*>(lease.scratch_of(participant));
     for (int64_t i; (i = next.fetch_add(1)) < units;) {
       const Unit u = unit_of(c, i);
       int64_t row = first[i], listed = 0;

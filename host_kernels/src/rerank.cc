@@ -4,17 +4,15 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <new>
 #include <numeric>
 
-#include "carver.h"
 #include "cpu_features.h"
+#include "head.h"
 #include "thread_pool.h"
 
 namespace herald {
 namespace {
-
-constexpr float kLog2E = 1.44269504088896340736f;
 
 // Working memory of one participant, for up to `rows` candidates.
 struct Scratch {
@@ -105,25 +103,23 @@ void rerank(const RerankCall& c) {
   const KernelTable& table = active_table();
   const auto slots = static_cast<int64_t>(c.slots.size()), units = slots * c.heads;
   const int64_t query_bytes = table.query_bytes(c.dtype, c.group, c.dim);
-  const std::unique_ptr<std::atomic<bool>[]> bad(
-      new std::atomic<bool>[static_cast<size_t>(slots)]());
   int64_t longest = 0;
   for (int64_t slot = 0; slot < slots; ++slot) longest = std::max<int64_t>(longest, c.counts[slot]);
-  {
-    Carver size(nullptr);
-    Scratch(size, c, longest, query_bytes);
-    PoolLease lease(static_cast<int>(std::min<int64_t>(c.threads, std::max<int64_t>(units, 1))));
-    std::vector<void*> blocks;
-    for (int i = 0; i < lease.threads(); ++i) blocks.push_back(lease.scratch(i, size.used()));
-    std::atomic<int64_t> next{0};
-    lease.run([&](int index) {
-      Carver carver(blocks[static_cast<size_t>(index)]);
-      Scratch scratch(carver, c, longest, query_bytes);
-      for (int64_t unit; (unit = next.fetch_add(1)) < units;)
-        if (!rerank_head(c, table, unit / c.heads, unit % c.heads, scratch))
-          bad[unit / c.heads].store(true, std::memory_order_relaxed);
-    });
-  }
+  Carver size(nullptr);
+  Scratch(size, c, longest, query_bytes);
+  PoolLease lease(static_cast<int>(std::min<int64_t>(c.threads, std::max<int64_t>(units, 1))));
+  auto* bad = static_cast<std::atomic<bool>*>(
+      lease.call_scratch(static_cast<size_t>(slots) * sizeof(std::atomic<bool>)));
+  for (int64_t slot = 0; slot < slots; ++slot) new (bad + slot) std::atomic<bool>(false);
+  lease.reserve_each(size.used());
+  std::atomic<int64_t> next{0};
+  lease.run([&](int participant) {
+    Carver carver(lease.scratch_of(participant));
+    Scratch scratch(carver, c, longest, query_bytes);
+    for (int64_t unit; (unit = next.fetch_add(1)) < units;)
+      if (!rerank_head(c, table, unit / c.heads, unit % c.heads, scratch))
+        bad[unit / c.heads].store(true, std::memory_order_relaxed);
+  });
   for (int64_t slot = 0; slot < slots; ++slot) {
     c.status[slot] = bad[slot].load() ? 1 : 0;
     if (!c.status[slot]) continue;
@@ -149,7 +145,7 @@ void top_k(const float* values, int64_t rows, int64_t count, int32_t* indices) {
   };
   HeadSelect h{};
   take(size, h);
-  Carver carver(lease.scratch(0, size.used()));
+  Carver carver(lease.call_scratch(size.used()));
   take(carver, h);
   h.select_len = rows;
   h.budget = count;

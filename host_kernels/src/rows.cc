@@ -17,21 +17,28 @@ struct Piece {
   int64_t slot, head, begin, end;
 };
 
-std::vector<Piece> cut(int64_t slots, int64_t heads, const int32_t* counts) {
-  std::vector<Piece> pieces;
+template <class Visit>
+void cut(int64_t slots, int64_t heads, const int32_t* counts, const Visit& visit) {
   for (int64_t slot = 0; slot < slots; ++slot)
     for (int64_t begin = 0; begin < counts[slot]; begin += kPieceRows)
       for (int64_t head = 0; head < heads; ++head)
-        pieces.push_back({slot, head, begin, std::min<int64_t>(counts[slot], begin + kPieceRows)});
-  return pieces;
+        visit(Piece{slot, head, begin, std::min<int64_t>(counts[slot], begin + kPieceRows)});
 }
 
 template <class Work>
-void for_each_piece(const std::vector<Piece>& pieces, int threads, const Work& work) {
-  PoolLease lease(std::min<int>(threads, static_cast<int>(std::max<size_t>(pieces.size(), 1))));
-  std::atomic<size_t> next{0};
+void for_each_piece(int64_t slots, int64_t heads, const int32_t* counts, int threads,
+                    const Work& work) {
+  int64_t count = 0;
+  cut(slots, heads, counts, [&](const Piece&) { ++count; });
+  PoolLease lease(static_cast<int>(std::clamp<int64_t>(count, 1, threads)));
+  // The pool's scratch: nothing is allocated once a call of this size has been.
+  auto* pieces =
+      static_cast<Piece*>(lease.call_scratch(static_cast<size_t>(count) * sizeof(Piece)));
+  count = 0;
+  cut(slots, heads, counts, [&](const Piece& p) { pieces[count++] = p; });
+  std::atomic<int64_t> next{0};
   lease.run([&](int) {
-    for (size_t i; (i = next.fetch_add(1)) < pieces.size();) work(pieces[i]);
+    for (int64_t i; (i = next.fetch_add(1)) < count;) work(pieces[i]);
   });
 }
 
@@ -57,8 +64,8 @@ BadIndex find_bad_index(const RowLists& c) {
 void gather(const GatherCall& c) {
   const KernelTable& table = active_table();
   const int64_t bytes = c.dim * item_size(c.dtype);
-  const auto pieces = cut(static_cast<int64_t>(c.slots.size()), c.heads, c.counts);
-  for_each_piece(pieces, c.threads, [&](const Piece& p) {
+  const auto slots = static_cast<int64_t>(c.slots.size());
+  for_each_piece(slots, c.heads, c.counts, c.threads, [&](const Piece& p) {
     const Extent& extent = c.slots[static_cast<size_t>(p.slot)];
     const char* keys = extent.data + 2 * p.head * extent.rows * bytes;
     const int32_t* index = c.indices + (p.slot * c.heads + p.head) * c.capacity + p.begin;
@@ -72,8 +79,8 @@ void gather(const GatherCall& c) {
 void index_rows(const IndexCall& c) {
   const KernelTable& table = active_table();
   const int64_t bytes = c.dim * item_size(c.dtype);
-  const auto pieces = cut(static_cast<int64_t>(c.slots.size()), c.heads, c.counts);
-  for_each_piece(pieces, c.threads, [&](const Piece& p) {
+  const auto slots = static_cast<int64_t>(c.slots.size());
+  for_each_piece(slots, c.heads, c.counts, c.threads, [&](const Piece& p) {
     const auto slot = static_cast<size_t>(p.slot);
     const Extent &rows = c.slots[slot], &index = c.index[slot];
     char* tiles = index.data + p.head * (index.rows / kTileRows) * tile_bytes(c.dim);
@@ -84,8 +91,8 @@ void index_rows(const IndexCall& c) {
 
 void store(const StoreCall& c) {
   const int64_t bytes = c.dim * item_size(c.dtype);
-  const auto pieces = cut(static_cast<int64_t>(c.slots.size()), c.heads, c.counts);
-  for_each_piece(pieces, c.threads, [&](const Piece& p) {
+  const auto slots = static_cast<int64_t>(c.slots.size());
+  for_each_piece(slots, c.heads, c.counts, c.threads, [&](const Piece& p) {
     const Extent& extent = c.slots[static_cast<size_t>(p.slot)];
     for (int64_t j = p.begin; j < p.end; ++j) {
       const int64_t from = ((p.slot * c.rows + j) * c.heads + p.head) * bytes;

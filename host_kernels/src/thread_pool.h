@@ -27,10 +27,20 @@ class PoolLease {
             &work);
   }
 
-  // Scratch memory `slot`, 64-byte aligned, at least `bytes`; kept for later calls, contents
-  // undefined. Slots 0..threads-1 belong to the participants by custom, further ones to the call.
-  // Throws std::bad_alloc.
-  void* scratch(int slot, size_t bytes);
+  // Scratch memory, page-aligned, kept for later calls, contents undefined; its pages are there
+  // already, so a call that asks for no more than an earlier one neither allocates nor faults.
+  // Valid until the lease asks for more of the same kind. All throw std::bad_alloc.
+  //
+  // One block for the call.
+  void* call_scratch(size_t bytes);
+  // One block a participant, each touched by the participant that will use it.
+  void reserve_each(size_t bytes);
+  void* scratch_of(int participant);
+
+  // Participants spread over the NUMA nodes: the home of each is a node, whose CPUs it keeps to
+  // (all but the caller, whose thread is not ours to bind). One home on machines with one node.
+  int homes() const;
+  int home(int participant) const { return participant % homes(); }
 
  private:
   using RawWork = void (*)(const void* context, int index);

@@ -1,0 +1,48 @@
+// One KV head of one slot while it is attended: its working memory, and what its chunks add up to.
+#pragma once
+
+#include <cstdint>
+
+#include "attend.h"
+#include "carver.h"
+
+namespace herald {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// Whether scores are computed once for the softmax and again for the importance, because the
+// weights of so many queries would be more to write and read than the keys.
+inline bool scores_twice(const AttendCall& c) { return !c.output && c.group > kQuerySet; }
+
+// Working memory of one KV head: enough for `rows` rows.
+struct HeadScratch {
+  HeadScratch(Carver& carver, const AttendCall& c, int64_t rows, int64_t query_bytes) {
+    const int64_t padded = round_up(rows, kTileRows), chunks = (rows + kChunkRows - 1) / kChunkRows;
+    const int64_t dims = c.group * round_up(c.dim, kDimPad);
+    stride = padded;
+    query = carver.take<char>(query_bytes);
+    const bool twice = scores_twice(c);
+    weights = twice ? nullptr : carver.take<float>(c.group * padded);
+    exponents = carver.take<float>(twice ? 0 : padded / kTileRows * c.group);
+    importance = carver.take<float>(twice ? padded : 0);
+    lanes = carver.take<float>(chunks * c.group * kMaxLanes);
+    maximum = carver.take<float>(chunks * c.group);
+    normaliser = carver.take<float>(chunks * c.group);
+    output = carver.take<float>(c.output ? chunks * dims : 0);
+    head_maximum = carver.take<float>(c.group);
+    head_normaliser = carver.take<float>(c.group);
+    head_output = carver.take<float>(round_up(c.dim, kDimPad));
+  }
+  int64_t stride;
+  char* query;
+  float *weights, *exponents, *importance;
+  float *lanes, *maximum, *normaliser, *output;         // per chunk
+  float *head_maximum, *head_normaliser, *head_output;  // merged
+};
+
+// Merges the chunks of one query into its maximum, normaliser and attention output. False where a
+// number is not finite.
+bool merge_chunks(const AttendCall& c, const KernelTable& table, int64_t slot, int64_t head,
+                  int64_t query, HeadScratch& s);
+
+}  // namespace herald
