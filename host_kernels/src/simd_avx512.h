@@ -27,7 +27,8 @@ struct Simd {
   static F round(F x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  static F scale2(F x, F n) { return _mm512_scalef_ps(x, n); }
+  // NaN scaled by 2^-inf would be 0.
+  static F scale2(F x, F n) { return _mm512_scalef_ps(x, max(n, set(-150.0f))); }
   static bool all_finite(F x) {
     return _mm512_cmp_ps_mask(_mm512_sub_ps(x, x), _mm512_setzero_ps(), _CMP_EQ_OQ) == 0xffff;
   }
