@@ -130,9 +130,7 @@ def test_numbers_that_are_not_finite_fail_their_slot_alone(isa: str, poison: flo
         status, indices, total = choose(module, q, index, lengths)
         np.testing.assert_array_equal(status, [0, 1, 1])
         assert (total[1:] == 0).all()
-        np.testing.assert_array_equal(
-            indices[1, :, :11], [[0, 1, 2, 3, *range(50, 57)]] * 2
-        )
+        np.testing.assert_array_equal(indices[1, :, :11], [[0, 1, 2, 3, *range(50, 57)]] * 2)
 
 
 @settings(max_examples=30, deadline=None)

@@ -108,7 +108,7 @@ class AmxRowScorer {
   void score(int64_t row, int64_t count, int64_t first, int64_t queries, float* scores) const {
     const char* rows = static_cast<const char*>(c_.keys) + row * stride_;
     alignas(64) char padded[kTileRows * 2 * kMaxDim];
-    const bool ahead = first == 0 && c_.prefetch_bytes && count == kTileRows;
+    const bool ahead = first == 0 && looks_ahead(c_.prefetch) && count == kTileRows;
     if (count < kTileRows) {
       // Nothing beyond the last row may be read.
       __builtin_memcpy(padded, rows, static_cast<size_t>(count * stride_));
@@ -125,7 +125,7 @@ class AmxRowScorer {
     for (int64_t i = 0; i < whole; ++i) {
       if (ahead) {
         const int64_t part = kTileRows * stride_ / whole / 64 * 64;
-        prefetch_bytes(rows + c_.prefetch_bytes + i * part, part);
+        prefetch_beyond(c_.prefetch, rows + i * part, part);
       }
       _tile_loadd(4, query + i * chunk_bytes, static_cast<size_t>(pair_bytes));
       _tile_loadd(2, rows + 64 * i, static_cast<size_t>(stride_));
@@ -209,7 +209,7 @@ class AmxIndexScorer {
     constexpr size_t kStride = 4 * kTileRows;
     const int64_t bytes = tile_bytes(c_.dim), whole = c_.dim / 64;
     const char* tile = static_cast<const char*>(c_.keys) + row / kTileRows * bytes;
-    if (first == 0 && c_.prefetch_bytes) prefetch_bytes(tile + c_.prefetch_bytes, bytes);
+    if (first == 0) prefetch_beyond(c_.prefetch, tile, bytes);
     const int8_t* codes = codes_ + first * c_.dim;
     const auto query_stride = static_cast<size_t>(c_.dim);
     alignas(64) int32_t products[kQuerySet * kTileRows];

@@ -175,8 +175,7 @@ class Runner {
     const int touched_by =
         c_.dtype == DType::kInt8Index
             ? owner(extent.data + (u.head * extent.rows + row) / kTileRows * tile_bytes(c_.dim))
-            : owner(extent.data +
-                    (2 * u.head * extent.rows + row) * c_.dim * item_size(c_.dtype));
+            : owner(extent.data + (2 * u.head * extent.rows + row) * c_.dim * item_size(c_.dtype));
     return touched_by >= 0 ? lease.home(touched_by) : number(u) % lease.homes();
   }
 
@@ -222,7 +221,7 @@ class Runner {
     scan.dim = c_.dim;
     scan.query = s.query;
     scan.log2_scale = c_.scale * kLog2E;
-    scan.prefetch_bytes = prefetch_bytes();
+    scan.prefetch = prefetch();
     scan.weights = s.weights;
     scan.weight_stride = s.stride;
     scan.exponents = s.exponents;

@@ -153,9 +153,4 @@ const KernelTable& active_table() {
   return *best;
 }
 
-int64_t prefetch_bytes() {
-  static const int64_t bytes = this_cpu().vendor == "GenuineIntel" ? 4096 : 0;
-  return bytes;
-}
-
 }  // namespace herald

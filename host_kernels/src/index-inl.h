@@ -70,7 +70,7 @@ class IndexScorer {
   void score(int64_t row, int64_t, int64_t first, int64_t queries, float* scores) const {
     const int64_t bytes = tile_bytes(c_.dim);
     const char* tile = static_cast<const char*>(c_.keys) + row / kTileRows * bytes;
-    if (first == 0 && c_.prefetch_bytes) prefetch_bytes(tile + c_.prefetch_bytes, bytes);
+    if (first == 0) prefetch_beyond(c_.prefetch, tile, bytes);
     alignas(64) int32_t products[4 * kTileRows];
     const auto* scales = reinterpret_cast<const float*>(tile + kTileRows * c_.dim);
     int64_t g = 0;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "prefetch.h"
+
 namespace herald {
 
 // Rows scored together; every variant splits at the same borders, so results depend on length only.
@@ -47,14 +49,14 @@ constexpr int64_t kQuerySet = 16;
 
 // One chunk of one KV head; rows of keys and of values are `dim` items long and contiguous.
 struct ChunkScan {
-  const void* keys;        // row 0 of the head, or its first tile
-  const void* values;      // the same; null: no attention output is accumulated
-  int64_t begin, end;      // rows of this chunk; begin is a multiple of kChunkRows
-  int64_t group, dim;      // query heads per KV head; head dimension, a multiple of 16
-  const void* query;       // as written by prepare_query
-  float log2_scale;        // softmax scale * log2(e)
-  int64_t prefetch_bytes;  // how far ahead to prefetch; 0 leaves it to the hardware
-  float* weights;          // [group][weight_stride]: 2^(score - exponent of its tile), or null
+  const void* keys;    // row 0 of the head, or its first tile
+  const void* values;  // the same; null: no attention output is accumulated
+  int64_t begin, end;  // rows of this chunk; begin is a multiple of kChunkRows
+  int64_t group, dim;  // query heads per KV head; head dimension, a multiple of 16
+  const void* query;   // as written by prepare_query
+  float log2_scale;    // softmax scale * log2(e)
+  Prefetch prefetch;   // what to ask for ahead of reading it
+  float* weights;      // [group][weight_stride]: 2^(score - exponent of its tile), or null
   int64_t weight_stride;
   float* exponents;  // [tiles of the head][group]: the integer maximum in force at each tile
   float* lanes;      // scratch, [group][kMaxLanes]

@@ -73,7 +73,7 @@ class RowScorer {
       g += set;
     };
     // The first pass over the rows carries the prefetches; the others find the rows in cache.
-    const bool ahead = first == 0 && c_.prefetch_bytes;
+    const bool ahead = first == 0 && looks_ahead(c_.prefetch);
     if (ahead && queries >= 4) step(score_rows<4, true>, 4);
     if (ahead && queries < 4 && queries >= 2) step(score_rows<2, true>, 2);
     if (ahead && queries == 1) step(score_rows<1, true>, 1);
@@ -95,7 +95,7 @@ class RowScorer {
     constexpr int kRows = Simd::kLanes / Q;
     const int64_t dim = s.c_.dim;
     for (int64_t r0 = 0; r0 < count; r0 += kRows) {
-      if (kPrefetch) prefetch_bytes(rows + r0 * s.stride_ + s.c_.prefetch_bytes, kRows * s.stride_);
+      if (kPrefetch) prefetch_beyond(s.c_.prefetch, rows + r0 * s.stride_, kRows * s.stride_);
       const Key* key[kRows];
       for (int r = 0; r < kRows; ++r) {
         const int64_t row = r0 + r < count ? r0 + r : count - 1;

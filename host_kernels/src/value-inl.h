@@ -52,7 +52,7 @@ inline void add_tile_values(const ChunkScan& c, int64_t row, int64_t count) {
   const int64_t padded = round_up(c.dim, kDimPad);
   const int64_t stride = c.dim * static_cast<int64_t>(sizeof(T));
   const char* values = static_cast<const char*>(c.values) + row * stride;
-  if (c.prefetch_bytes) prefetch_bytes(values + c.prefetch_bytes, count * stride);
+  prefetch_beyond(c.prefetch, values, count * stride);
   int64_t g = 0;
   const auto step = [&](auto add, int64_t queries) {
     add(values, stride, count, c.dim, c.weights + g * c.weight_stride + row, c.weight_stride,
