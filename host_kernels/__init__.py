@@ -20,6 +20,7 @@ from host_kernels.checks import Extents, Indexes
 from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa
 from host_kernels.kernels import attend_select, gather, select, store, top_k
 from host_kernels.key_index import index_rows, index_shape, rerank, select_indexed
+from host_kernels.prefetch import Prefetch, calibrate_prefetch, prefetch_setting, set_prefetch
 from host_kernels.threads import set_thread_count, thread_count
 
 __all__ = [
@@ -27,18 +28,22 @@ __all__ = [
     "CpuInfo",
     "Extents",
     "Indexes",
+    "Prefetch",
     "attend_select",
+    "calibrate_prefetch",
     "copy_bandwidth",
     "cpu_info",
     "gather",
     "gather_changes",
     "index_rows",
     "index_shape",
+    "prefetch_setting",
     "read_bandwidth",
     "rerank",
     "select",
     "select_indexed",
     "set_isa",
+    "set_prefetch",
     "set_thread_count",
     "store",
     "thread_count",

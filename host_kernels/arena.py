@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
 from host_kernels.checks import whole
 from host_kernels.threads import resolve_threads
+
+_log = logging.getLogger(__name__)
+_told = False
+
+
+def _tell(notice: str) -> None:
+    """Warns once a process: what holds for one arena holds for the next."""
+    global _told
+    if notice and not _told:
+        _log.warning("huge pages: %s; scans of small pages are up to a fifth slower", notice)
+        _told = True
 
 
 class Arena:
@@ -32,9 +45,12 @@ class Arena:
         if nbytes >= 1 << 63:
             raise MemoryError(refused)
         try:
-            self._buffer, self._huge = _native.arena(nbytes, huge_pages, resolve_threads(threads))
+            self._buffer, self._huge, self._notice = _native.arena(
+                nbytes, huge_pages, resolve_threads(threads)
+            )
         except MemoryError:
             raise MemoryError(refused) from None
+        _tell(self._notice)
 
     @property
     def buffer(self) -> NDArray[np.uint8]:
@@ -45,6 +61,11 @@ class Arena:
     def huge_pages(self) -> bool:
         """Whether huge pages back the arena, as far as the system tells."""
         return self._huge
+
+    @property
+    def notice(self) -> str:
+        """Why huge pages do not back all of the arena; empty where they do or none were asked."""
+        return self._notice
 
     @property
     def nbytes(self) -> int:

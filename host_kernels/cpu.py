@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from host_kernels import _native
 from host_kernels.checks import check_array, whole
+from host_kernels.prefetch import apply_environment as apply_prefetch
 from host_kernels.threads import resolve_threads, thread_count
 
 
@@ -27,12 +28,14 @@ _environment_read = False
 
 
 def apply_environment() -> None:
-    """Obeys HERALD_ISA, once, before the first kernel runs.
+    """Obeys HERALD_ISA and HERALD_PREFETCH, once, before the first kernel runs.
 
     Raises:
-        ValueError: it names an instruction set that is not available here.
+        ValueError: the one names an instruction set that is not available here, the other is no
+            setting.
     """
     global _environment_read
+    apply_prefetch()
     if _environment_read:
         return
     name = os.environ.get("HERALD_ISA")
@@ -48,7 +51,7 @@ def set_isa(name: str) -> None:
     """Runs the kernels on the named instruction set from now on.
 
     Args:
-        name: "scalar", "avx2", "avx512" or "avx512_bf16".
+        name: "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16" or "amx".
 
     Raises:
         ValueError: unknown, left out of this build, or not offered by the CPU (CPUID) or the

@@ -7,6 +7,9 @@ import tempfile
 # Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+# Nor on how scans ask for memory: nothing is to be measured, or kept at home, by a test.
+os.environ.setdefault("HERALD_PREFETCH", "none")
+
 # Test processes inherit the environment, and so share one cache.
 OWN_CACHE = "HERALD_TEST_CACHE" not in os.environ
 if OWN_CACHE:

@@ -332,6 +332,8 @@ def test_doctor_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["bandwidth"]["copy_gb_per_s"] > 0
     assert report["instruction_set"]["chosen"] in report["instruction_set"]["available"]
     assert report["threads"]["count"] >= 1
+    assert report["prefetch"]["setting"] == "none"
+    assert report["prefetch"]["source"] == "HERALD_PREFETCH"
     memory = report["host_memory"]
     assert 0 < memory["kv_room"] < memory["available"]
 

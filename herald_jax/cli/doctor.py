@@ -85,6 +85,7 @@ def examine() -> dict[str, Any]:
         },
         "threads": {"count": kernels["threads"], "from": _thread_source()},
         "huge_pages": _huge_pages(),
+        "prefetch": dict(host_kernels.calibrate_prefetch()),
         "host_memory": {
             "available": available,
             "cgroup_room": limit,
@@ -118,7 +119,11 @@ def _huge_pages() -> dict[str, Any]:
     setting = HUGE_PAGES.read_text().split() if HUGE_PAGES.is_file() else []
     chosen = [word.strip("[]") for word in setting if word.startswith("[")]
     arena = host_kernels.Arena(8 << 20)
-    return {"setting": chosen[0] if chosen else "none", "granted": arena.huge_pages}
+    return {
+        "setting": chosen[0] if chosen else "none",
+        "granted": arena.huge_pages,
+        "notice": arena.notice,
+    }
 
 
 def _bandwidth(room: int) -> dict[str, Any]:
@@ -202,6 +207,12 @@ def _experts(platform_name: str) -> dict[str, Any]:
     return {"implementation": name, "reason": reason}
 
 
+def _prefetch_line(found: dict[str, Any]) -> str:
+    rates = ", ".join(f"{name} {rate:.1f}" for name, rate in found["gb_per_s"].items())
+    told = f"; cold scan, GB/s: {rates}; kept in {found['file']}" if rates else ""
+    return f"{found['setting']} (from {found['source']}{told})"
+
+
 def _lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     devices = ", ".join(
@@ -221,7 +232,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{', '.join(isa['available'])})",
         "threads": f"{report['threads']['count']} ({report['threads']['from']})",
         "huge pages": f"{'granted' if report['huge_pages']['granted'] else 'not granted'} "
-        f"(system setting: {report['huge_pages']['setting']})",
+        f"(system setting: {report['huge_pages']['setting']})"
+        + (f"; {report['huge_pages']['notice']}" if report["huge_pages"]["notice"] else ""),
+        "prefetch": _prefetch_line(report["prefetch"]),
         "host memory": f"{format_bytes(memory['available'])} available, cgroup leaves "
         f"{'no limit' if limit is None else format_bytes(limit)}, reserve "
         f"{format_bytes(memory['reserve'])}, KV may take {format_bytes(memory['kv_room'])}",

@@ -28,13 +28,17 @@ struct TileConfig {
   }
 };
 
-// The registers of a thread while it scans a chunk. Leaving them in use would slow the core down.
-class TileState {
+// The tile registers of a thread while it scans. Leaving them in use would slow the core down.
+template <class Scorer>
+class TileSession {
  public:
-  explicit TileState(const TileConfig& config) { _tile_loadconfig(&config); }
-  ~TileState() { _tile_release(); }
-  TileState(const TileState&) = delete;
-  TileState& operator=(const TileState&) = delete;
+  explicit TileSession(const ChunkScan& c) {
+    const TileConfig config = Scorer::config(c);
+    _tile_loadconfig(&config);
+  }
+  ~TileSession() { _tile_release(); }
+  TileSession(const TileSession&) = delete;
+  TileSession& operator=(const TileSession&) = delete;
 };
 
 // [16 keys][4 queries] -> [query][16 keys].
@@ -87,8 +91,9 @@ inline void transpose_sixteen(const float* from, int64_t queries, float* to) {
 // dimensions in pairs: [set][dim / 2][queries of a set][2], padded with zeros.
 class AmxRowScorer {
  public:
-  explicit AmxRowScorer(const ChunkScan& c)
-      : c_(c), stride_(2 * c.dim), set_(set_size(c.group)), state_(config(c)) {}
+  using Session = TileSession<AmxRowScorer>;
+
+  explicit AmxRowScorer(const ChunkScan& c) : c_(c), stride_(2 * c.dim), set_(set_size(c.group)) {}
 
   static int64_t query_bytes(int64_t group, int64_t dim) {
     return round_up(group, set_size(group)) * dim * 2;
@@ -108,7 +113,7 @@ class AmxRowScorer {
   void score(int64_t row, int64_t count, int64_t first, int64_t queries, float* scores) const {
     const char* rows = static_cast<const char*>(c_.keys) + row * stride_;
     alignas(64) char padded[kTileRows * 2 * kMaxDim];
-    const bool ahead = first == 0 && count == kTileRows;
+    const bool ahead = first == 0 && looks_ahead(c_.prefetch) && count == kTileRows;
     if (count < kTileRows) {
       // Nothing beyond the last row may be read.
       __builtin_memcpy(padded, rows, static_cast<size_t>(count * stride_));
@@ -124,7 +129,7 @@ class AmxRowScorer {
     _tile_zero(1);
     for (int64_t i = 0; i < whole; ++i) {
       // 32 dimensions of 32 rows are as many lines as rows; here they are taken in order.
-      if (ahead) prefetch_ahead(c_.prefetch, rows + i * 64 * kTileRows, 64 * kTileRows);
+      if (ahead) prefetch_beyond(c_.prefetch, rows + i * 64 * kTileRows, 64 * kTileRows);
       _tile_loadd(4, query + i * chunk_bytes, static_cast<size_t>(pair_bytes));
       _tile_loadd(2, rows + 64 * i, static_cast<size_t>(stride_));
       _tile_loadd(3, rows + 64 * i + kTileKeys * stride_, static_cast<size_t>(stride_));
@@ -150,12 +155,7 @@ class AmxRowScorer {
     }
   }
 
-  void add_values(const ChunkScan& c, int64_t row, int64_t count) const {
-    add_tile_values<uint16_t>(c, row, count);
-  }
-
- private:
-  static int64_t set_size(int64_t group) { return group <= 4 ? 4 : kQuerySet; }
+  void add_values(int64_t row, int64_t count) const { add_tile_values<uint16_t>(c_, row, count); }
 
   static TileConfig config(const ChunkScan& c) {
     TileConfig t;
@@ -168,20 +168,23 @@ class AmxRowScorer {
     return t;
   }
 
+ private:
+  static int64_t set_size(int64_t group) { return group <= 4 ? 4 : kQuerySet; }
+
   const ChunkScan& c_;
   const int64_t stride_, set_;
-  TileState state_;
 };
 
 // The key index. Queries are the left operand, [queries of a set][dim]; keys are the right one as
 // they lie in memory, four dimensions together.
 class AmxIndexScorer {
  public:
+  using Session = TileSession<AmxIndexScorer>;
+
   explicit AmxIndexScorer(const ChunkScan& c)
       : c_(c),
         known_(static_cast<const IndexQuery*>(c.query)),
-        codes_(reinterpret_cast<const int8_t*>(known_ + round_up(c.group, kQuerySet))),
-        state_(config(c)) {}
+        codes_(reinterpret_cast<const int8_t*>(known_ + round_up(c.group, kQuerySet))) {}
 
   static int64_t query_bytes(int64_t group, int64_t dim) {
     return round_up(group, kQuerySet) * (static_cast<int64_t>(sizeof(IndexQuery)) + dim);
@@ -214,8 +217,8 @@ class AmxIndexScorer {
     _tile_zero(1);
     for (int64_t i = 0; i < whole; ++i) {
       if (first == 0)
-        prefetch_ahead(c_.prefetch, tile + 64 * i * kTileRows,
-                       i + 1 < whole ? 64 * kTileRows : bytes - 64 * i * kTileRows);
+        prefetch_beyond(c_.prefetch, tile + 64 * i * kTileRows,
+                        i + 1 < whole ? 64 * kTileRows : bytes - 64 * i * kTileRows);
       _tile_loadd(4, codes + 64 * i, query_stride);
       _tile_loadd(2, tile + 64 * i * kTileRows, kStride);
       _tile_loadd(3, tile + 64 * i * kTileRows + 64, kStride);
@@ -241,9 +244,8 @@ class AmxIndexScorer {
     }
   }
 
-  void add_values(const ChunkScan&, int64_t, int64_t) const {}
+  void add_values(int64_t, int64_t) const {}
 
- private:
   static TileConfig config(const ChunkScan& c) {
     TileConfig t;
     const int64_t rows = c.group < kQuerySet ? c.group : kQuerySet, tail = c.dim % 64;
@@ -255,10 +257,10 @@ class AmxIndexScorer {
     return t;
   }
 
+ private:
   const ChunkScan& c_;
   const IndexQuery* known_;
   const int8_t* codes_;
-  TileState state_;
 };
 
 }  // namespace

@@ -65,7 +65,7 @@ std::string why_not(int64_t granted, size_t mapped) {
   if (setting.find("[never]") != std::string::npos)
     return "transparent huge pages are switched off (/sys/kernel/mm/transparent_hugepage/enabled "
            "says never; madvise would do)";
-  return "the system had free huge pages for " + std::to_string(granted >> 20) + " of " +
+  return "the system gave huge pages for " + std::to_string(granted >> 20) + " of " +
          std::to_string(mapped >> 20) + " MiB";
 }
 

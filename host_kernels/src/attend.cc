@@ -155,8 +155,10 @@ class Runner {
       HeadScratch& s = by_chunk_ ? heads_[number(u)] : *head;
       if (!by_chunk_) prepare(u, s);
       const int64_t end = std::min(task.end, chunks(u));
-      for (int64_t chunk = task.begin; chunk < end; ++chunk)
-        again_ ? weigh(u, s, chunk) : scan(u, s, chunk);
+      if (again_)
+        for (int64_t chunk = task.begin; chunk < end; ++chunk) weigh(u, s, chunk);
+      else
+        scan(u, s, task.begin, end);
       if (by_chunk_ && missing_[number(u)].fetch_sub(1) != 1) continue;
       if (!again_) merge(u, s);
       if (!by_chunk_ && scores_twice(c_))
@@ -204,8 +206,14 @@ class Runner {
     return scan;
   }
 
-  void scan(const Unit& u, HeadScratch& s, int64_t chunk) {
-    if (!bad(u) && !table_.scan_chunk(c_.dtype, chunk_scan(u, s, chunk))) set_bad(u);
+  void scan(const Unit& u, HeadScratch& s, int64_t begin, int64_t end) {
+    ChunkScan turns[kMaxStreams];
+    const int64_t streams = prefetch().streams;
+    for (int64_t chunk = begin; chunk < end && !bad(u);) {
+      int64_t count = 0;
+      while (count < streams && chunk < end) turns[count++] = chunk_scan(u, s, chunk++);
+      if (!table_.scan_chunks(c_.dtype, turns, count)) set_bad(u);
+    }
   }
 
   void weigh(const Unit& u, HeadScratch& s, int64_t chunk) {

@@ -5,11 +5,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 
 #include "arena.h"
 #include "attend.h"
@@ -23,6 +25,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace herald {
+
+void bind_prefetch(nb::module_& m);
+
 namespace {
 
 // bf16 crosses as uint16, so two item types are all there is.
@@ -256,7 +261,7 @@ void py_store(const std::vector<Rows>& kv, const IntsIn& start, const IntsIn& co
 }
 
 // The array owns the mapping: it lives as long as the last view of it.
-std::pair<nb::object, bool> py_arena(size_t bytes, bool huge_pages, int threads) {
+std::tuple<nb::object, bool, std::string> py_arena(size_t bytes, bool huge_pages, int threads) {
   std::unique_ptr<Arena> arena;
   {
     nb::gil_scoped_release nogil;
@@ -264,13 +269,14 @@ std::pair<nb::object, bool> py_arena(size_t bytes, bool huge_pages, int threads)
   }
   char* data = arena->data();
   const bool huge = arena->huge_pages();
+  const std::string notice = arena->notice();
   nb::capsule owner(arena.get(), [](void* p) noexcept {
     nb::gil_scoped_release nogil;
     delete static_cast<Arena*>(p);
   });
   arena.release();
   nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> array(data, {bytes}, owner);
-  return {nb::cast(array), huge};
+  return {nb::cast(array), huge, notice};
 }
 
 }  // namespace
@@ -278,6 +284,7 @@ std::pair<nb::object, bool> py_arena(size_t bytes, bool huge_pages, int threads)
 
 NB_MODULE(_native, m) {
   using namespace herald;
+  bind_prefetch(m);
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
         "recent"_a, "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),

@@ -154,15 +154,4 @@ const KernelTable& active_table() {
   return *best;
 }
 
-Prefetch prefetch() {
-  if (const char* e = std::getenv("HERALD_PF")) {
-    Prefetch p;
-    p.hint = static_cast<PrefetchHint>(e[0] - '0');
-    p.distance = std::atoll(e + 2);
-    return p;
-  }
-  static const bool intel = this_cpu().vendor == "GenuineIntel";
-  return intel ? Prefetch{PrefetchHint::kT0, 2048} : Prefetch{};
-}
-
 }  // namespace herald

@@ -39,8 +39,4 @@ void choose_isa(const std::string& isa);
 // The variant in use: the chosen one, else the fastest available.
 const KernelTable& active_table();
 
-// How scans prefetch: a measured gain on Intel hosts, a loss on AMD ones, where the hardware
-// prefetcher already keeps up.
-Prefetch prefetch();
-
 }  // namespace herald

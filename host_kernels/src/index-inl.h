@@ -39,6 +39,7 @@ template <class Dot>
 class IndexScorer {
  public:
   using Item = typename Dot::QueryItem;
+  using Session = NoSession;
 
   explicit IndexScorer(const ChunkScan& c)
       : c_(c),
@@ -70,7 +71,7 @@ class IndexScorer {
   void score(int64_t row, int64_t, int64_t first, int64_t queries, float* scores) const {
     const int64_t bytes = tile_bytes(c_.dim);
     const char* tile = static_cast<const char*>(c_.keys) + row / kTileRows * bytes;
-    if (first == 0) prefetch_ahead(c_.prefetch, tile, bytes);
+    if (first == 0) prefetch_beyond(c_.prefetch, tile, bytes);
     alignas(64) int32_t products[4 * kTileRows];
     const auto* scales = reinterpret_cast<const float*>(tile + kTileRows * c_.dim);
     int64_t g = 0;
@@ -89,7 +90,7 @@ class IndexScorer {
   }
 
   // An index has no values.
-  void add_values(const ChunkScan&, int64_t, int64_t) const {}
+  void add_values(int64_t, int64_t) const {}
 
  private:
   const ChunkScan& c_;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "prefetch.h"
+
 namespace herald {
 
 // Rows scored together; every variant splits at the same borders, so results depend on length only.
@@ -45,13 +47,6 @@ constexpr float kSmallestKey = 0x1p-100f;
 // a selection; with more of them, scores are computed twice instead.
 constexpr int64_t kQuerySet = 16;
 
-// How a scan asks for what it will read next.
-enum class PrefetchHint { kNone, kT0, kT1, kNta };
-struct Prefetch {
-  PrefetchHint hint = PrefetchHint::kNone;
-  int64_t distance = 0;  // bytes ahead
-};
-
 // One chunk of one KV head; rows of keys and of values are `dim` items long and contiguous.
 struct ChunkScan {
   const void* keys;    // row 0 of the head, or its first tile
@@ -60,8 +55,8 @@ struct ChunkScan {
   int64_t group, dim;  // query heads per KV head; head dimension, a multiple of 16
   const void* query;   // as written by prepare_query
   float log2_scale;    // softmax scale * log2(e)
-  Prefetch prefetch;
-  float* weights;  // [group][weight_stride]: 2^(score - exponent of its tile), or null
+  Prefetch prefetch;   // what to ask for ahead of reading it
+  float* weights;      // [group][weight_stride]: 2^(score - exponent of its tile), or null
   int64_t weight_stride;
   float* exponents;  // [tiles of the head][group]: the integer maximum in force at each tile
   float* lanes;      // scratch, [group][kMaxLanes]
@@ -94,8 +89,9 @@ struct KernelTable {
   void (*prepare_query)(DType, const float* query, int64_t group, int64_t dim, void* prepared);
   // q.k of one query and one fp32 key, the query rounded just as prepare_query rounds it.
   float (*single_score)(DType, const float* query, const float* key, int64_t dim);
-  // False where a score is not finite; the result is then unusable.
-  bool (*scan_chunk)(DType, const ChunkScan&);
+  // Scans chunks of one head, or of several with the same shape, in turns. False where a score is
+  // not finite; the results are then unusable.
+  bool (*scan_chunks)(DType, const ChunkScan*, int64_t count);
   // importance[row] of the chunk's rows from their scores anew, with the head's maximum and
   // normaliser [group]; the same numbers as select_head finds from stored weights.
   void (*weigh_chunk)(DType, const ChunkScan&, const float* maximum, const float* normaliser,

@@ -10,6 +10,11 @@ namespace {
 
 constexpr int64_t kPair = 2 * Simd::kLanes;
 
+// For scorers that need nothing of their thread.
+struct NoSession {
+  explicit NoSession(const ChunkScan&) {}
+};
+
 // Where natural dimension d stands in the variant's lane order: a bf16 pair load splits even and
 // odd positions instead of paying for a shuffle.
 template <class T>
@@ -19,24 +24,18 @@ inline int64_t lane_position(int64_t d) {
   return d - within + (within & 1) * Simd::kLanes + within / 2;
 }
 
-// Asks for the bytes that lie `distance` behind those named. Addresses past the end of an extent do
-// no harm.
-inline void prefetch_ahead(const Prefetch& prefetch, const void* from, int64_t bytes) {
-  const auto base = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(prefetch.distance);
-  const auto line = [base](int64_t b) { return reinterpret_cast<const void*>(base + b); };
-  switch (prefetch.hint) {
-    case PrefetchHint::kNone:
-      return;
-    case PrefetchHint::kT0:
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(line(b), 0, 3);
-      return;
-    case PrefetchHint::kT1:
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(line(b), 0, 2);
-      return;
-    case PrefetchHint::kNta:
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(line(b), 0, 0);
-      return;
-  }
+inline bool looks_ahead(const Prefetch& p) { return p.hint != Hint::kNone; }
+
+// Asks for what lies `p.distance` beyond these bytes. Addresses past the end of the extent do no
+// harm.
+inline void prefetch_beyond(const Prefetch& p, const void* from, int64_t bytes) {
+  const auto base = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(p.distance);
+  const auto each_line = [&](auto ask) {
+    for (int64_t b = 0; b < bytes; b += 64) ask(reinterpret_cast<const void*>(base + b));
+  };
+  if (p.hint == Hint::kT0) each_line([](const void* at) { __builtin_prefetch(at, 0, 3); });
+  if (p.hint == Hint::kT1) each_line([](const void* at) { __builtin_prefetch(at, 0, 2); });
+  if (p.hint == Hint::kNta) each_line([](const void* at) { __builtin_prefetch(at, 0, 0); });
 }
 
 }  // namespace

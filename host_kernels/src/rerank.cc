@@ -69,7 +69,7 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
   scan.lanes = s.lanes;
   scan.maximum = s.maximum;
   scan.normaliser = s.normaliser;
-  if (!table.scan_chunk(c.dtype, scan)) return false;
+  if (!table.scan_chunks(c.dtype, &scan, 1)) return false;
   for (int64_t g = 0; c.log_total && g < c.group; ++g) {
     const float total = c.log_total[unit * c.group + g] * kLog2E;
     // Weights count from the candidates' maximum.

@@ -40,6 +40,7 @@ class RowScorer {
  public:
   using Key = typename Dot::Key;
   using QueryItem = typename Dot::QueryItem;
+  using Session = NoSession;
 
   explicit RowScorer(const ChunkScan& c)
       : c_(c),
@@ -73,7 +74,7 @@ class RowScorer {
       g += set;
     };
     // The first pass over the rows carries the prefetches; the others find the rows in cache.
-    const bool ahead = first == 0 && c_.prefetch.hint != PrefetchHint::kNone;
+    const bool ahead = first == 0 && looks_ahead(c_.prefetch);
     if (ahead && queries >= 4) step(score_rows<4, true>, 4);
     if (ahead && queries < 4 && queries >= 2) step(score_rows<2, true>, 2);
     if (ahead && queries == 1) step(score_rows<1, true>, 1);
@@ -82,9 +83,7 @@ class RowScorer {
     if (queries - g >= 1) step(score_rows<1, false>, 1);
   }
 
-  void add_values(const ChunkScan& c, int64_t row, int64_t count) const {
-    add_tile_values<Key>(c, row, count);
-  }
+  void add_values(int64_t row, int64_t count) const { add_tile_values<Key>(c_, row, count); }
 
  private:
   // Rows past the end repeat the last one: no special arithmetic for tails, so a row's score does
@@ -95,7 +94,7 @@ class RowScorer {
     constexpr int kRows = Simd::kLanes / Q;
     const int64_t dim = s.c_.dim;
     for (int64_t r0 = 0; r0 < count; r0 += kRows) {
-      if (kPrefetch) prefetch_ahead(s.c_.prefetch, rows + r0 * s.stride_, kRows * s.stride_);
+      if (kPrefetch) prefetch_beyond(s.c_.prefetch, rows + r0 * s.stride_, kRows * s.stride_);
       const Key* key[kRows];
       for (int r = 0; r < kRows; ++r) {
         const int64_t row = r0 + r < count ? r0 + r : count - 1;

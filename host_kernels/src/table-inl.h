@@ -78,8 +78,9 @@ float single_score(DType dtype, const float* query, const float* key, int64_t di
                                    : RowScorer<PlainDot<float>>::single_score(query, key, dim);
 }
 
-bool scan_chunk(DType dtype, const ChunkScan& c) {
-  return with_scorer(dtype, [&](auto s) { return scan_chunk_with<typename decltype(s)::type>(c); });
+bool scan_chunks(DType dtype, const ChunkScan* chunks, int64_t count) {
+  return with_scorer(
+      dtype, [&](auto s) { return scan_chunks_with<typename decltype(s)::type>(chunks, count); });
 }
 
 void weigh_chunk(DType dtype, const ChunkScan& c, const float* maximum, const float* normaliser,
@@ -98,7 +99,7 @@ void unpack_output(DType dtype, const float* output, int64_t dim, float factor, 
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return {name,          query_bytes, prepare_query, single_score, scan_chunk, weigh_chunk,
+  return {name,          query_bytes, prepare_query, single_score, scan_chunks, weigh_chunk,
           unpack_output, select_head, index_rows,    gather_rows,  read_bytes};
 }
 

@@ -31,7 +31,7 @@ namespace {
 // Work often comes in quick succession; a park and wake-up costs more than a short look.
 constexpr auto kSpin = std::chrono::microseconds(20);
 // What the deepest kernel uses of a worker's stack, with room to spare.
-constexpr size_t kStackBytes = size_t{64} << 10;
+constexpr size_t kStackBytes = size_t{128} << 10;
 
 // A number that one thread waits for and others change: a short spin, then sleep in the kernel.
 // No lock is involved, so there is none to contend for.

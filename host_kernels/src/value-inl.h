@@ -19,7 +19,7 @@ inline void add_values(const char* values, int64_t stride, int64_t rows, bool ta
       sums[g][i] = Simd::load(output + g * output_stride + i * Simd::kLanes);
   for (int64_t r = 0; r < rows; ++r) {
     const T* v = reinterpret_cast<const T*>(values + r * stride);
-    prefetch_ahead(prefetch, v, P * kPair * static_cast<int64_t>(sizeof(T)));
+    prefetch_beyond(prefetch, v, P * kPair * static_cast<int64_t>(sizeof(T)));
     Simd::F value[2 * P];
     for (int i = 0; i < P; ++i)
       Simd::load_pair(v + i * kPair, tail && i == P - 1, value[2 * i], value[2 * i + 1]);

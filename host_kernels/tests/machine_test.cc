@@ -12,37 +12,49 @@ namespace {
 // A CPU that has everything, under a system that saves the registers of `xcr0` only.
 herald::CpuState everything(uint64_t xcr0) {
   herald::CpuState s;
-  s.leaf1_ecx = s.leaf7_ebx = s.leaf7_sub1_eax = ~0u;
+  s.leaf1_ecx = s.leaf7_ebx = s.leaf7_ecx = s.leaf7_edx = s.leaf7_sub1_eax = ~0u;
   s.xcr0 = xcr0;
+  s.tiles_granted = true;
   return s;
 }
 
-bool usable_set(const herald::CpuState& s, bool avx2, bool avx512, bool bf16) {
-  return herald::usable(s, "scalar") && herald::usable(s, "avx2") == avx2 &&
-         herald::usable(s, "avx512") == avx512 && herald::usable(s, "avx512_bf16") == bf16;
+// Each instruction set needs those before it: the first `count` names, and no more, are usable.
+bool usable_set(const herald::CpuState& s, size_t count) {
+  const std::vector<std::string> names{"scalar",      "avx2",        "avx512",
+                                       "avx512_vnni", "avx512_bf16", "amx"};
+  bool right = names == herald::isa_names();
+  for (size_t i = 0; i < names.size(); ++i) right &= herald::usable(s, names[i]) == (i < count);
+  return right;
 }
 
 void dispatch() {
-  CHECK(usable_set(everything(0xe7), true, true, true));
-  CHECK(usable_set(everything(0x07), true, false, false));   // 512-bit state masked
-  CHECK(usable_set(everything(0x67), true, false, false));   // upper sixteen registers masked
-  CHECK(usable_set(everything(0x03), false, false, false));  // 256-bit state masked
-  herald::CpuState s = everything(0xe7);
-  s.leaf1_ecx &= ~(1u << 27);  // no XGETBV: XCR0 means nothing
-  CHECK(usable_set(s, false, false, false));
-  s = everything(0xe7);
-  s.leaf1_ecx &= ~(1u << 12);  // no FMA
-  CHECK(usable_set(s, false, false, false));
-  s = everything(0xe7);
-  s.leaf7_sub1_eax = 0;
-  CHECK(usable_set(s, true, true, false));
-  for (int flag : {16, 17, 30, 31}) {
-    s = everything(0xe7);
-    s.leaf7_ebx &= ~(1u << flag);
-    CHECK(usable_set(s, true, false, false), "bit %d", flag);
-  }
+  constexpr uint64_t kAll = 0x600e7;
+  CHECK(usable_set(everything(kAll), 6));
+  CHECK(usable_set(everything(0x000e7), 5));  // no tile state
+  CHECK(usable_set(everything(0x200e7), 5));  // half of it
+  CHECK(usable_set(everything(0x60007), 2));  // 512-bit state masked
+  CHECK(usable_set(everything(0x60067), 2));  // upper sixteen registers masked
+  CHECK(usable_set(everything(0x60003), 1));  // 256-bit state masked
+  const auto without = [&](uint32_t herald::CpuState::*leaf, int flag) {
+    herald::CpuState s = everything(kAll);
+    s.*leaf &= ~(1u << flag);
+    return s;
+  };
+  CHECK(usable_set(without(&herald::CpuState::leaf1_ecx, 27), 1));  // no XGETBV: XCR0 says nothing
+  CHECK(usable_set(without(&herald::CpuState::leaf1_ecx, 12), 1));  // no FMA
+  CHECK(usable_set(without(&herald::CpuState::leaf1_ecx, 28), 1));
+  CHECK(usable_set(without(&herald::CpuState::leaf7_ebx, 5), 1));
+  for (int flag : {16, 17, 30, 31})
+    CHECK(usable_set(without(&herald::CpuState::leaf7_ebx, flag), 2), "bit %d", flag);
+  CHECK(usable_set(without(&herald::CpuState::leaf7_ecx, 11), 3));
+  CHECK(usable_set(without(&herald::CpuState::leaf7_sub1_eax, 5), 4));
+  for (int flag : {22, 24, 25})
+    CHECK(usable_set(without(&herald::CpuState::leaf7_edx, flag), 5), "bit %d", flag);
+  herald::CpuState refused = everything(kAll);
+  refused.tiles_granted = false;  // the system did not let this process use tiles
+  CHECK(usable_set(refused, 5));
   CHECK(herald::compiled_table("scalar") && herald::available_isas().front() == "scalar");
-  CHECK(!herald::compiled_table("sse9") && !herald::usable(everything(0xe7), "sse9"));
+  CHECK(!herald::compiled_table("sse9") && !herald::usable(everything(kAll), "sse9"));
 }
 
 void choice() {
