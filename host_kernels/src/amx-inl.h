@@ -110,10 +110,14 @@ class AmxRowScorer {
 
   float factor(int64_t) const { return c_.log2_scale; }
 
+  // Calls of step() while a tile is scored.
+  static int64_t steps(const ChunkScan& c) {
+    return (c.group + kQuerySet - 1) / kQuerySet * (c.dim / 32);
+  }
+
   void score(int64_t row, int64_t count, int64_t first, int64_t queries, float* scores) const {
     const char* rows = static_cast<const char*>(c_.keys) + row * stride_;
     alignas(64) char padded[kTileRows * 2 * kMaxDim];
-    const bool ahead = first == 0 && looks_ahead(c_.prefetch) && count == kTileRows;
     if (count < kTileRows) {
       // Nothing beyond the last row may be read.
       __builtin_memcpy(padded, rows, static_cast<size_t>(count * stride_));
@@ -128,8 +132,7 @@ class AmxRowScorer {
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t i = 0; i < whole; ++i) {
-      // 32 dimensions of 32 rows are as many lines as rows; here they are taken in order.
-      if (ahead) prefetch_beyond(c_.prefetch, rows + i * 64 * kTileRows, 64 * kTileRows);
+      step(*c_.ahead);
       _tile_loadd(4, query + i * chunk_bytes, static_cast<size_t>(pair_bytes));
       _tile_loadd(2, rows + 64 * i, static_cast<size_t>(stride_));
       _tile_loadd(3, rows + 64 * i + kTileKeys * stride_, static_cast<size_t>(stride_));
@@ -206,6 +209,11 @@ class AmxIndexScorer {
 
   float factor(int64_t g) const { return c_.log2_scale * known_[g].scale; }
 
+  // Calls of step() while a tile is scored.
+  static int64_t steps(const ChunkScan& c) {
+    return (c.group + kQuerySet - 1) / kQuerySet * (c.dim / 64);
+  }
+
   void score(int64_t row, int64_t, int64_t first, int64_t queries, float* scores) const {
     constexpr size_t kStride = 4 * kTileRows;
     const int64_t bytes = tile_bytes(c_.dim), whole = c_.dim / 64;
@@ -216,9 +224,7 @@ class AmxIndexScorer {
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t i = 0; i < whole; ++i) {
-      if (first == 0)
-        prefetch_beyond(c_.prefetch, tile + 64 * i * kTileRows,
-                        i + 1 < whole ? 64 * kTileRows : bytes - 64 * i * kTileRows);
+      step(*c_.ahead);
       _tile_loadd(4, codes + 64 * i, query_stride);
       _tile_loadd(2, tile + 64 * i * kTileRows, kStride);
       _tile_loadd(3, tile + 64 * i * kTileRows + 64, kStride);
@@ -244,6 +250,7 @@ class AmxIndexScorer {
     }
   }
 
+  static int64_t value_steps(const ChunkScan&) { return 0; }
   void add_values(int64_t, int64_t) const {}
 
   static TileConfig config(const ChunkScan& c) {

@@ -135,12 +135,7 @@ class Runner {
   // The node on which the keys of that chunk lie; rows outside every arena are spread evenly.
   int64_t home(const PoolLease& lease, const Unit& u, int64_t chunk) const {
     if (lease.homes() == 1) return 0;
-    const Extent& extent = c_.slots[static_cast<size_t>(u.slot)];
-    const int64_t row = chunk * kChunkRows;
-    const int touched_by =
-        c_.dtype == DType::kInt8Index
-            ? owner(extent.data + (u.head * extent.rows + row) / kTileRows * tile_bytes(c_.dim))
-            : owner(extent.data + (2 * u.head * extent.rows + row) * c_.dim * item_size(c_.dtype));
+    const int touched_by = owner(keys_at(u, chunk * kChunkRows));
     return touched_by >= 0 ? lease.home(touched_by) : number(u) % lease.homes();
   }
 
@@ -149,21 +144,28 @@ class Runner {
     std::optional<HeadScratch> head;
     if (!by_chunk_) head.emplace(own, c_, longest_, query_bytes_);
     SelectScratch select(own, longest_);
-    for (int64_t i; (i = queues_.take(lease.home(index))) >= 0;) {
+    const int home = lease.home(index);
+    int64_t i = queues_.take(home);
+    Ahead ahead = i < 0 ? Ahead() : look(tasks_[i]);
+    while (i >= 0) {
       const Task& task = tasks_[i];
       const Unit& u = task.unit;
       HeadScratch& s = by_chunk_ ? heads_[number(u)] : *head;
       if (!by_chunk_) prepare(u, s);
-      const int64_t end = std::min(task.end, chunks(u));
       if (again_)
-        for (int64_t chunk = task.begin; chunk < end; ++chunk) weigh(u, s, chunk);
+        weigh(u, s, task, ahead);
       else
-        scan(u, s, task.begin, end);
+        scan(u, s, task, ahead);
+      // What comes next is asked for while this head is selected.
+      i = queues_.take(home);
+      ahead = i < 0 ? Ahead() : look(tasks_[i]);
       if (by_chunk_ && missing_[number(u)].fetch_sub(1) != 1) continue;
       if (!again_) merge(u, s);
-      if (!by_chunk_ && scores_twice(c_))
-        for (int64_t chunk = 0; chunk < end; ++chunk) weigh(u, s, chunk);
-      if (again_ || !by_chunk_ || !scores_twice(c_)) select_rows(u, s, select);
+      if (!by_chunk_ && scores_twice(c_)) {
+        Ahead anew = look(task);
+        weigh(u, s, task, anew);
+      }
+      if (again_ || !by_chunk_ || !scores_twice(c_)) select_rows(u, s, select, ahead);
     }
   }
 
@@ -178,24 +180,39 @@ class Runner {
   bool bad(const Unit& u) const { return bad_[u.slot].load(std::memory_order_relaxed); }
   void set_bad(const Unit& u) { bad_[u.slot].store(true, std::memory_order_relaxed); }
 
-  ChunkScan chunk_scan(const Unit& u, const HeadScratch& s, int64_t chunk) const {
+  // Row `row` of a head's keys, or the tile that begins there, and of its values.
+  const char* keys_at(const Unit& u, int64_t row) const {
     const Extent& extent = c_.slots[static_cast<size_t>(u.slot)];
+    if (c_.dtype == DType::kInt8Index)
+      return extent.data + (u.head * extent.rows + row) / kTileRows * tile_bytes(c_.dim);
+    return extent.data + (2 * u.head * extent.rows + row) * c_.dim * item_size(c_.dtype);
+  }
+  const char* values_at(const Unit& u, int64_t row) const {
+    if (!c_.output) return nullptr;
+    const int64_t plane = c_.slots[static_cast<size_t>(u.slot)].rows * c_.dim * item_size(c_.dtype);
+    return keys_at(u, row) + plane;
+  }
+
+  // The memory of chunks [begin, end) of a head.
+  Ahead look(const Unit& u, int64_t begin, int64_t end) const {
+    const int64_t row = begin * kChunkRows, rows = std::min(length(u), end * kChunkRows) - row;
+    const int64_t tile = c_.dtype == DType::kInt8Index ? tile_bytes(c_.dim)
+                                                       : kTileRows * c_.dim * item_size(c_.dtype);
+    return look_ahead(prefetch(), keys_at(u, row), values_at(u, row), tile, rows / kTileRows);
+  }
+  Ahead look(const Task& task) const { return look(task.unit, task.begin, task.end); }
+
+  ChunkScan chunk_scan(const Unit& u, const HeadScratch& s, int64_t chunk, Ahead& ahead) const {
     ChunkScan scan;
-    if (c_.dtype == DType::kInt8Index) {
-      scan.keys = extent.data + u.head * (extent.rows / kTileRows) * tile_bytes(c_.dim);
-      scan.values = nullptr;
-    } else {
-      const int64_t plane = extent.rows * c_.dim * item_size(c_.dtype);
-      scan.keys = extent.data + 2 * u.head * plane;
-      scan.values = c_.output ? extent.data + (2 * u.head + 1) * plane : nullptr;
-    }
+    scan.keys = keys_at(u, 0);
+    scan.values = values_at(u, 0);
     scan.begin = chunk * kChunkRows;
     scan.end = std::min(length(u), scan.begin + kChunkRows);
     scan.group = c_.group;
     scan.dim = c_.dim;
     scan.query = s.query;
     scan.log2_scale = c_.scale * kLog2E;
-    scan.prefetch = prefetch();
+    scan.ahead = &ahead;
     scan.weights = s.weights;
     scan.weight_stride = s.stride;
     scan.exponents = s.exponents;
@@ -206,20 +223,25 @@ class Runner {
     return scan;
   }
 
-  void scan(const Unit& u, HeadScratch& s, int64_t begin, int64_t end) {
+  void scan(const Unit& u, HeadScratch& s, const Task& task, Ahead& ahead) {
     ChunkScan turns[kMaxStreams];
-    const int64_t streams = prefetch().streams;
-    for (int64_t chunk = begin; chunk < end && !bad(u);) {
+    Ahead each[kMaxStreams];
+    const int64_t streams = prefetch().streams, end = std::min(task.end, chunks(u));
+    for (int64_t chunk = task.begin; chunk < end && !bad(u);) {
       int64_t count = 0;
-      while (count < streams && chunk < end) turns[count++] = chunk_scan(u, s, chunk++);
+      for (; count < streams && chunk < end; ++count, ++chunk) {
+        if (streams > 1) each[count] = look(u, chunk, chunk + 1);
+        turns[count] = chunk_scan(u, s, chunk, streams > 1 ? each[count] : ahead);
+      }
       if (!table_.scan_chunks(c_.dtype, turns, count)) set_bad(u);
     }
   }
 
-  void weigh(const Unit& u, HeadScratch& s, int64_t chunk) {
-    if (!bad(u))
-      table_.weigh_chunk(c_.dtype, chunk_scan(u, s, chunk), s.head_maximum, s.head_normaliser,
-                         s.importance);
+  void weigh(const Unit& u, HeadScratch& s, const Task& task, Ahead& ahead) {
+    const int64_t end = std::min(task.end, chunks(u));
+    for (int64_t chunk = task.begin; chunk < end && !bad(u); ++chunk)
+      table_.weigh_chunk(c_.dtype, chunk_scan(u, s, chunk, ahead), s.head_maximum,
+                         s.head_normaliser, s.importance);
   }
 
   void merge(const Unit& u, HeadScratch& s) {
@@ -227,7 +249,7 @@ class Runner {
       if (!merge_chunks(c_, table_, u.slot, u.head, g, s)) set_bad(u);
   }
 
-  void select_rows(const Unit& u, HeadScratch& s, SelectScratch& select) {
+  void select_rows(const Unit& u, HeadScratch& s, SelectScratch& select, Ahead& ahead) {
     if (bad(u)) return;
     HeadSelect h;
     h.weights = s.weights;
@@ -244,6 +266,7 @@ class Runner {
     h.histogram = select.histogram;
     h.candidates = select.candidates;
     h.indices = head_indices(u);
+    h.ahead = &ahead;
     table_.select_head(h);
     std::fill(h.indices + h.budget, h.indices + c_.capacity, -1);
   }

@@ -68,14 +68,19 @@ class IndexScorer {
 
   float factor(int64_t g) const { return c_.log2_scale * known_[g].scale; }
 
+  // Calls of step() while a tile is scored.
+  static int64_t steps(const ChunkScan& c) {
+    return c.group / 4 + (c.group % 4 >= 2) + (c.group % 4 % 2);
+  }
+
   void score(int64_t row, int64_t, int64_t first, int64_t queries, float* scores) const {
     const int64_t bytes = tile_bytes(c_.dim);
     const char* tile = static_cast<const char*>(c_.keys) + row / kTileRows * bytes;
-    if (first == 0) prefetch_beyond(c_.prefetch, tile, bytes);
     alignas(64) int32_t products[4 * kTileRows];
     const auto* scales = reinterpret_cast<const float*>(tile + kTileRows * c_.dim);
     int64_t g = 0;
-    const auto step = [&](auto dot, int64_t set) {
+    const auto each = [&](auto dot, int64_t set) {
+      step(*c_.ahead);
       dot(reinterpret_cast<const uint8_t*>(tile), codes_ + (first + g) * c_.dim, c_.dim, products);
       for (int64_t i = 0; i < set; ++i, ++g)
         for (int64_t r = 0; r < kTileRows; r += Simd::kLanes)
@@ -84,12 +89,13 @@ class IndexScorer {
               Simd::mul(Simd::load_less(products + i * kTileRows + r, known_[first + g].offset),
                         Simd::load(scales + r)));
     };
-    while (queries - g >= 4) step(Dot::template dot<4>, 4);
-    if (queries - g >= 2) step(Dot::template dot<2>, 2);
-    if (queries - g >= 1) step(Dot::template dot<1>, 1);
+    while (queries - g >= 4) each(Dot::template dot<4>, 4);
+    if (queries - g >= 2) each(Dot::template dot<2>, 2);
+    if (queries - g >= 1) each(Dot::template dot<1>, 1);
   }
 
   // An index has no values.
+  static int64_t value_steps(const ChunkScan&) { return 0; }
   void add_values(int64_t, int64_t) const {}
 
  private:

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "prefetch.h"
+#include "ahead.h"
 
 namespace herald {
 
@@ -55,7 +55,7 @@ struct ChunkScan {
   int64_t group, dim;  // query heads per KV head; head dimension, a multiple of 16
   const void* query;   // as written by prepare_query
   float log2_scale;    // softmax scale * log2(e)
-  Prefetch prefetch;   // what to ask for ahead of reading it
+  Ahead* ahead;        // of the scan
   float* weights;      // [group][weight_stride]: 2^(score - exponent of its tile), or null
   int64_t weight_stride;
   float* exponents;  // [tiles of the head][group]: the integer maximum in force at each tile
@@ -79,6 +79,7 @@ struct HeadSelect {
   uint32_t* histogram;   // scratch, kHistogramTables * kHistogramBins
   uint32_t* candidates;  // scratch, select_len
   int32_t* indices;      // result, `budget` ascending rows
+  Ahead* ahead;          // of the next scan, whose memory is asked for meanwhile
 };
 
 struct KernelTable {

@@ -71,12 +71,12 @@ void scan_rows(const KernelTable& table, const char* keys, int64_t rows, const P
   scan.dim = kDim;
   scan.query = scratch;
   scan.log2_scale = 1;
-  scan.prefetch = setting;
   scan.weights = reinterpret_cast<float*>(scratch + query_bytes);
   scan.weight_stride = rows;
   scan.exponents = scan.weights + kGroup * rows;
   while (scan.end < rows) {
     ChunkScan turns[kMaxStreams];
+    Ahead ahead[kMaxStreams];
     int64_t count = 0;
     for (; count < setting.streams && scan.end < rows; ++count) {
       scan.begin = scan.end;
@@ -84,6 +84,9 @@ void scan_rows(const KernelTable& table, const char* keys, int64_t rows, const P
       scan.lanes = lanes + count * kGroup * kMaxLanes;
       scan.maximum = maximum + count * kGroup;
       scan.normaliser = normaliser + count * kGroup;
+      ahead[count] = look_ahead(setting, keys + scan.begin * kRowBytes, nullptr,
+                                kTileRows * kRowBytes, (scan.end - scan.begin) / kTileRows);
+      scan.ahead = &ahead[count];
       turns[count] = scan;
     }
     table.scan_chunks(DType::kBFloat16, turns, count);

@@ -56,7 +56,9 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
     std::memcpy(s.keys + i * bytes, keys + rows[i] * bytes, static_cast<size_t>(bytes));
   }
   table.prepare_query(c.dtype, c.query + unit * c.group * c.dim, c.group, c.dim, s.query);
+  Ahead nothing;  // the keys are in the caches already
   ChunkScan scan{};
+  scan.ahead = &nothing;
   scan.keys = s.keys;
   scan.end = count;
   scan.group = c.group;
@@ -92,6 +94,7 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
   h.histogram = s.histogram;
   h.candidates = s.candidates;
   h.indices = indices;
+  h.ahead = &nothing;
   table.select_head(h);
   for (int64_t j = 0; j < h.budget; ++j) indices[j] = rows[indices[j]];
   return true;
@@ -147,6 +150,8 @@ void top_k(const float* values, int64_t rows, int64_t count, int32_t* indices) {
   take(size, h);
   Carver carver(lease.call_scratch(size.used()));
   take(carver, h);
+  Ahead nothing;
+  h.ahead = &nothing;
   h.select_len = rows;
   h.budget = count;
   h.indices = indices;

@@ -58,9 +58,11 @@ bool scan_tile(const ChunkScan& c, const Scorer& scorer, int64_t row) {
       }
       Simd::store(lanes, Simd::add(Simd::load(lanes), sum));
       if (c.weights) c.exponents[row / kTileRows * c.group + g] = c.maximum[g];
+      step(*c.ahead);
     }
   }
   if (c.values) scorer.add_values(row, count);
+  tile_done(*c.ahead);
   return true;
 }
 
@@ -72,6 +74,8 @@ bool scan_chunks_with(const ChunkScan* chunks, int64_t count) {
   int64_t longest = 0;
   for (int64_t i = 0; i < count; ++i) {
     begin_chunk(chunks[i]);
+    spread(*chunks[i].ahead,
+           Scorer::steps(chunks[i]) + chunks[i].group + Scorer::value_steps(chunks[i]));
     const int64_t rows = chunks[i].end - chunks[i].begin;
     longest = rows > longest ? rows : longest;
   }
@@ -91,6 +95,7 @@ void weigh_chunk_with(const ChunkScan& c, const float* maximum, const float* nor
   constexpr int kVectors = kTileRows / Simd::kLanes;
   const typename Scorer::Session session(c);
   const Scorer scorer(c);
+  spread(*c.ahead, Scorer::steps(c) + c.group);
   alignas(64) float scores[kQuerySet * kTileRows];
   for (int64_t row = c.begin; row < c.end; row += kTileRows) {
     const int64_t count = c.end - row < kTileRows ? c.end - row : kTileRows;
@@ -110,6 +115,7 @@ void weigh_chunk_with(const ChunkScan& c, const float* maximum, const float* nor
           const Simd::F w = weigh(Simd::load(tile + v * Simd::kLanes), scale, exponent, whole);
           sums[v] = Simd::add(sums[v], share(w, factor));
         }
+        step(*c.ahead);
       }
     }
     for (int v = 0; v < kVectors; ++v) Simd::store(importance + row + v * Simd::kLanes, sums[v]);

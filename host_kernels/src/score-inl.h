@@ -65,36 +65,40 @@ class RowScorer {
 
   float factor(int64_t) const { return c_.log2_scale; }
 
+  // Calls of step() while a tile is scored.
+  static int64_t steps(const ChunkScan& c) {
+    const int64_t sets = c.group / 4 + (c.group % 4 >= 2) + (c.group % 4 % 2);
+    const int64_t of_four = kTileRows * 4 / Simd::kLanes;
+    return c.group >= 4 ? sets * of_four : sets * of_four / 2;
+  }
+
   void score(int64_t row, int64_t count, int64_t first, int64_t queries, float* scores) const {
     const char* rows = static_cast<const char*>(c_.keys) + row * stride_;
     int64_t g = 0;
-    const auto step = [&](auto score_set, int64_t set) {
+    const auto each = [&](auto score_set, int64_t set) {
       const auto* query = static_cast<const QueryItem*>(c_.query) + (first + g) * padded_;
       score_set(*this, rows, count, query, scores + g * kTileRows);
       g += set;
     };
-    // The first pass over the rows carries the prefetches; the others find the rows in cache.
-    const bool ahead = first == 0 && looks_ahead(c_.prefetch);
-    if (ahead && queries >= 4) step(score_rows<4, true>, 4);
-    if (ahead && queries < 4 && queries >= 2) step(score_rows<2, true>, 2);
-    if (ahead && queries == 1) step(score_rows<1, true>, 1);
-    while (queries - g >= 4) step(score_rows<4, false>, 4);
-    if (queries - g >= 2) step(score_rows<2, false>, 2);
-    if (queries - g >= 1) step(score_rows<1, false>, 1);
+    while (queries - g >= 4) each(score_rows<4>, 4);
+    if (queries - g >= 2) each(score_rows<2>, 2);
+    if (queries - g >= 1) each(score_rows<1>, 1);
   }
+
+  static int64_t value_steps(const ChunkScan& c) { return c.values ? steps_of_values<Key>(c) : 0; }
 
   void add_values(int64_t row, int64_t count) const { add_tile_values<Key>(c_, row, count); }
 
  private:
   // Rows past the end repeat the last one: no special arithmetic for tails, so a row's score does
   // not depend on where it stands.
-  template <int Q, bool kPrefetch>
+  template <int Q>
   static void score_rows(const RowScorer& s, const char* rows, int64_t count,
                          const QueryItem* query, float* scores) {
     constexpr int kRows = Simd::kLanes / Q;
     const int64_t dim = s.c_.dim;
     for (int64_t r0 = 0; r0 < count; r0 += kRows) {
-      if (kPrefetch) prefetch_beyond(s.c_.prefetch, rows + r0 * s.stride_, kRows * s.stride_);
+      step(*s.c_.ahead);
       const Key* key[kRows];
       for (int r = 0; r < kRows; ++r) {
         const int64_t row = r0 + r < count ? r0 + r : count - 1;

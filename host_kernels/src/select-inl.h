@@ -9,6 +9,9 @@
 namespace herald {
 namespace {
 
+// Lines to ask for with every tile of each of the four passes: what memory delivers meanwhile.
+constexpr int64_t kSelectStep = 4;
+
 inline uint32_t float_bits(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
@@ -38,6 +41,7 @@ inline void compute_importance(const HeadSelect& h) {
       }
     }
     for (int i = 0; i < kVectors; ++i) Simd::store(h.importance + row + i * Simd::kLanes, sums[i]);
+    step(*h.ahead);
   }
 }
 
@@ -71,8 +75,12 @@ inline float find_threshold(const HeadSelect& h, int64_t& need) {
   __builtin_memset(histogram, 0, sizeof(uint32_t) * tables * kHistogramBins);
   // Neighbouring rows often share a bin; several tables keep their increments independent.
   const int64_t table_mask = tables - 1;
-  for (int64_t i = 0; i < n; ++i)
-    ++histogram[(i & table_mask) * kHistogramBins + (float_bits(h.importance[i]) >> 19)];
+  for (int64_t first = 0; first < n; first += kTileRows) {
+    step(*h.ahead);
+    const int64_t end = first + kTileRows < n ? first + kTileRows : n;
+    for (int64_t i = first; i < end; ++i)
+      ++histogram[(i & table_mask) * kHistogramBins + (float_bits(h.importance[i]) >> 19)];
+  }
   for (int64_t t = 1; t < tables; ++t)
     for (int64_t b = 0; b < kHistogramBins; ++b) histogram[b] += histogram[t * kHistogramBins + b];
   const uint32_t top = static_cast<uint32_t>(find_bin(histogram, kHistogramBins, need));
@@ -81,6 +89,7 @@ inline float find_threshold(const HeadSelect& h, int64_t& need) {
   const Simd::F high = Simd::set(bits_float((top << 19) | 0x7ffff));
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += Simd::kLanes) {
+    if (i % kTileRows == 0) step(*h.ahead);
     const Simd::F x = Simd::load(h.importance + i);
     for_each_bit(Simd::at_least(x, low) & Simd::at_least(high, x),
                  [&](int lane) { h.candidates[count++] = float_bits(h.importance[i + lane]); });
@@ -100,12 +109,14 @@ void select_head(const HeadSelect& h) {
     for (int64_t i = 0; i < h.select_len; ++i) h.indices[i] = static_cast<int32_t>(i);
     return;
   }
+  h.ahead->per_step = kSelectStep;
   if (h.weights) compute_importance(h);
   force_rows(h);
   int64_t ties = h.budget, count = 0;
   const float value = find_threshold(h, ties);
   const Simd::F threshold = Simd::set(value);
   for (int64_t i = 0; i < h.select_len; i += Simd::kLanes) {
+    if (i % kTileRows == 0) step(*h.ahead);
     const Simd::F x = Simd::load(h.importance + i);
     const uint32_t above = Simd::greater(x, threshold);
     const uint32_t chosen = ties > 0 ? Simd::at_least(x, threshold) : above;

@@ -35,7 +35,7 @@ void dispatch() {
   CHECK(usable_set(everything(0x60007), 2));  // 512-bit state masked
   CHECK(usable_set(everything(0x60067), 2));  // upper sixteen registers masked
   CHECK(usable_set(everything(0x60003), 1));  // 256-bit state masked
-  const auto without = [&](uint32_t herald::CpuState::*leaf, int flag) {
+  const auto without = [&](uint32_t herald::CpuState::* leaf, int flag) {
     herald::CpuState s = everything(kAll);
     s.*leaf &= ~(1u << flag);
     return s;

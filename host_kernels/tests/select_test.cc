@@ -21,6 +21,7 @@ void check_select(const herald::KernelTable& table, const std::vector<float>& va
   std::vector<uint32_t> candidates(static_cast<size_t>(n));
   std::vector<int32_t> got(static_cast<size_t>(budget), -9), want(static_cast<size_t>(n));
   const float zero = 0, one = 1;
+  herald::Ahead nothing;
   herald::HeadSelect h{weights.data(),
                        padded,
                        exponents.data(),
@@ -34,7 +35,8 @@ void check_select(const herald::KernelTable& table, const std::vector<float>& va
                        importance.data(),
                        histogram.data(),
                        candidates.data(),
-                       got.data()};
+                       got.data(),
+                       &nothing};
   table.select_head(h);
   std::iota(want.begin(), want.end(), 0);
   const int64_t first = std::min(sinks, budget);
