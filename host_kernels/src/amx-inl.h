@@ -158,6 +158,10 @@ class AmxRowScorer {
     }
   }
 
+  static int64_t value_steps(const ChunkScan& c) {
+    return c.values ? steps_of_values<uint16_t>(c) : 0;
+  }
+
   void add_values(int64_t row, int64_t count) const { add_tile_values<uint16_t>(c_, row, count); }
 
   static TileConfig config(const ChunkScan& c) {
