@@ -223,10 +223,12 @@ def main() -> None:
         host = Host(options, shape)
     except (ValueError, OSError, MemoryError) as error:
         parser.error(str(error))
+    prefetch = host_kernels.calibrate_prefetch()
     rows = collect(host)
     settings = {key: str(value) for key, value in vars(options).items()} | {
         "batch": shape.slots,
         "request_bytes": dict(zip(("pool", "index", "staging"), request_bytes(shape), strict=True)),
+        "prefetch": prefetch["setting"],
         "huge_pages": host.pool.huge_pages and host.index_arena.huge_pages,
         "copy": "a real copy in host memory"
         if jax.devices()[0].platform == "cpu"

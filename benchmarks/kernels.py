@@ -68,6 +68,7 @@ class Bench:
         """Measures the clock, and calibrates the read loops."""
         self.memory, self.options = memory, options
         self.isa = host_kernels.cpu_info()["isa"]
+        self.calibration = host_kernels.calibrate_prefetch()
         self.clock = _native.clock_rate()
         self.reads: dict[int, ReadLoop] = {}
         self.cases: dict[int, Cases] = {}
@@ -168,6 +169,8 @@ def settings(bench: Bench, base: Point) -> dict[str, Any]:
         "transparent_huge_pages": thp.read_text().strip() if thp.is_file() else "unknown",
         "cpu": host_kernels.cpu_info(),
         "clock_ghz": round(bench.clock / 1e9, 3),
+        # Of the scans; its file is no part of a measurement.
+        "prefetch": {key: bench.calibration[key] for key in ("setting", "source", "gb_per_s")},
         "prefetched_read": {
             n: {"streams": read.streams, "bytes_ahead": read.prefetch}
             for n, read in bench.reads.items()

@@ -52,6 +52,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         outputs = ["--json", str(folder / "new/k.json"), "--plot", str(folder / "k.png")]
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         call(patch, kernels.main, *TINY, *outputs)
     return folder, json.loads((folder / "new/k.json").read_text())
 
@@ -164,6 +165,7 @@ def test_kernels_refuse(
     said: str,
 ) -> None:
     monkeypatch.setattr(kernels, "collect", lambda *_: pytest.fail("measured all the same"))
+    monkeypatch.setattr(kernels, "Bench", lambda *_: None)
     with pytest.raises(SystemExit) as refused:
         call(monkeypatch, kernels.main, *TINY, *arguments)
     assert refused.value.code == 2
@@ -171,6 +173,7 @@ def test_kernels_refuse(
 
 
 def test_pipeline_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = tmp_path / "new/p.json"
     plot = tmp_path / "p.png"
     call(monkeypatch, host_pipeline.main, *PIPELINE, "--json", str(out), "--plot", str(plot))

@@ -37,7 +37,7 @@ template <int kItems>
 int64_t tile_products(int64_t rounds, float* sum) {
   TileConfig config;
   for (int tile = 0; tile < 6; ++tile) config.shape(tile, 16, 64);
-  const TileState state(config);
+  _tile_loadconfig(&config);
   alignas(64) char lines[16 * 64] = {};
   _tile_loadd(0, lines, 64);
   _tile_loadd(1, lines, 64);
@@ -59,6 +59,7 @@ int64_t tile_products(int64_t rounds, float* sum) {
     }
   }
   _tile_stored(0, lines, 64);
+  _tile_release();
   *sum = static_cast<float>(lines[0]);
   return rounds * 4 * 16 * 16 * kItems * 2;
 }
