@@ -76,16 +76,33 @@ def cpu_info() -> CpuInfo:
 
 
 def read_bandwidth(
-    array: NDArray[np.uint8], *, threads: int | None = None, repeats: int = 3
+    array: NDArray[np.uint8],
+    *,
+    threads: int | None = None,
+    repeats: int = 3,
+    streams: int = 1,
+    prefetch: int = 0,
 ) -> float:
     """GB/s (1e9 bytes) of a plain read loop over ``array``, uint8 ``[bytes]``: best of ``repeats``.
+
+    Args:
+        array: what is read.
+        threads: threads to use; each reads one contiguous share.
+        repeats: passes over all of it.
+        streams: sequential streams that a thread reads side by side.
+        prefetch: bytes ahead of the loads that are asked for by instruction; 0 leaves that to the
+            hardware.
 
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it.
     """
     apply_environment()
     _check_bytes("array", array, repeats)
-    return _native.read_bandwidth(array, resolve_threads(threads), repeats) / 1e9
+    for name, low, value, most in (("streams", 1, streams, 64), ("prefetch", 0, prefetch, 1 << 20)):
+        if not low <= whole(name, value) <= most:
+            raise ValueError(f"{name} must be between {low} and {most}, but is {value}")
+    count = resolve_threads(threads)
+    return _native.read_bandwidth(array, count, repeats, streams, prefetch) / 1e9
 
 
 def copy_bandwidth(

@@ -33,12 +33,13 @@ double fastest(size_t bytes, int threads, int repeats, const Work& work) {
 
 }  // namespace
 
-double read_bandwidth(const char* data, size_t bytes, int threads, int repeats) {
+double read_bandwidth(const char* data, size_t bytes, int threads, int repeats, ReadLoop loop) {
   const KernelTable& table = active_table();
   // Publishing the sums keeps the compiler from dropping the reads.
   std::atomic<uint64_t> sink{0};
   return fastest(bytes, threads, repeats, [&](size_t at, size_t size) {
-    sink.fetch_xor(table.read_bytes(data + at, static_cast<int64_t>(size)));
+    sink.fetch_xor(
+        table.read_bytes(data + at, static_cast<int64_t>(size), loop.streams, loop.ahead));
   });
 }
 

@@ -27,6 +27,7 @@ using namespace nb::literals;
 namespace herald {
 
 void bind_prefetch(nb::module_& m);
+void bind_roof(nb::module_& m);
 
 namespace {
 
@@ -285,6 +286,7 @@ std::tuple<nb::object, bool, std::string> py_arena(size_t bytes, bool huge_pages
 NB_MODULE(_native, m) {
   using namespace herald;
   bind_prefetch(m);
+  bind_roof(m);
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
         "recent"_a, "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
@@ -307,12 +309,12 @@ NB_MODULE(_native, m) {
   m.def("arena", &py_arena, "nbytes"_a, "huge_pages"_a, "threads"_a);
   m.def(
       "read_bandwidth",
-      [](const BytesIn& data, int threads, int repeats) {
+      [](const BytesIn& data, int threads, int repeats, int64_t streams, int64_t ahead) {
         nb::gil_scoped_release nogil;
         return read_bandwidth(reinterpret_cast<const char*>(data.data()), data.size(), threads,
-                              repeats);
+                              repeats, {streams, ahead});
       },
-      "data"_a.noconvert(), "threads"_a, "repeats"_a);
+      "data"_a.noconvert(), "threads"_a, "repeats"_a, "streams"_a, "ahead"_a);
   m.def(
       "copy_bandwidth",
       [](const BytesIn& from, const Bytes& to, int threads, int repeats) {

@@ -107,8 +107,12 @@ struct KernelTable {
   // to_keys + i * to_stride, and values likewise.
   void (*gather_rows)(const char* keys, const char* values, const int32_t* rows, int64_t count,
                       int64_t bytes, char* to_keys, char* to_values, int64_t to_stride);
-  // XOR of all whole 256-byte lines: a plain read loop.
-  uint64_t (*read_bytes)(const char* from, int64_t bytes);
+  // XOR of all whole 256-byte lines, read as `streams` sequential streams side by side; each is
+  // prefetched `ahead` bytes ahead, 0 leaves it to the hardware.
+  uint64_t (*read_bytes)(const char* from, int64_t bytes, int64_t streams, int64_t ahead);
+  // Nothing but the products of scan_chunk, out of registers; returns the operations done, 0 where
+  // the variant has no instruction of its own for them.
+  int64_t (*multiply_adds)(DType, int64_t rounds, float* sum);
 };
 
 extern const KernelTable kScalarTable;
