@@ -66,7 +66,7 @@ def test_every_write_brings_the_index_along(data, bfloat):
             store_rows(slots, layer, start, counts, k, v)
         for n in range(3):
             rows = slice(first[n], first[n] + count[n])
-            written[n].append(np.arange(booking.rows)[rows])
+            written[n].append(np.arange(bookings[n].rows)[rows])
             for layer in range(2):
                 stored = bookings[n].extents[layer][:, :, rows]
                 wanted = np.stack([k, v], 1)[n + 1, :, : count[n]].transpose(2, 0, 1, 3)
