@@ -4,7 +4,9 @@
 
 Decodes a block of each prompt densely, takes the queries with which ``herald-merged`` and
 ``merged-drafted`` select for the next one, and compares what each index finds with what the same
-queries find in the keys themselves: alone, and after exact scores of C > K candidates.
+queries find in the keys themselves: alone, and after exact scores of C > K candidates, divided by
+the normaliser that the scan of the index found. ``covered`` is what exact normalisers would give:
+the share of the exact choice that is among the candidates.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import estimators, key_indexes
@@ -27,13 +28,13 @@ from benchmarks.prompts import prompt_ids
 from benchmarks.trajectories import Network, Trajectory, decode
 from herald_jax import Budget, GenerationConfig, checkpoint
 from herald_jax.engine.engine import EMBEDDED
-from herald_jax.selection import SELECTORS
+from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.tokenizer import Tokenizer
 from host_kernels import reference
 
 TASKS = ["passage", "several", "continue"]
 BUDGETS, RATIOS = [0.02, 0.05, 0.1], [1.0, 1.25, 1.5, 2.0]
-#: Recall and mass of one unit, a layer's KV head, per index: [indexes, K, ratios, 2].
+#: Recall, covered and mass of a layer's KV head for each index: [indexes, budgets, ratios, 3].
 Units = list[np.ndarray]
 
 
@@ -55,11 +56,11 @@ def queries(
     for layer in range(config.exact_layers, config.num_layers):
         moved = estimators.advance(now.queries[0][layer], size, config)
         yield "herald-merged", layer, np.asarray(estimators.merge(moved, now.masked[0]))[0], None
-        parts = min(getattr(SELECTORS["merged-drafted"], "segments"), size)  # noqa: B009
+        parts = min(MergedDrafted.segments, size)
         merged = np.asarray(estimators.merge_parts(ahead.queries[layer], parts))
         grouped = merged.reshape(parts, heads, -1, dim).swapaxes(0, 1).reshape(heads, -1, dim)
         scores = np.einsum("hqd,rhd->hqr", grouped, np.asarray(ahead.keys[layer])) * dim**-0.5
-        outside = np.asarray(jnp.asarray(np.logaddexp.reduce(scores, axis=-1)), np.float32)
+        outside = np.logaddexp.reduce(scores, axis=-1).astype(np.float32)
         yield "merged-drafted", layer, grouped.reshape(-1, dim), outside.reshape(-1)
 
 
@@ -70,10 +71,10 @@ def measure(
     ratios: list[float],
     fraction: float = 0.05,
 ) -> dict[tuple[str, int], Units]:
-    """Recall and mass of every index for each decoded block but those without a prefix.
+    """How every index does for each decoded block but those without a prefix.
 
     Returns:
-      By selector and layer, one array a unit: [indexes, budgets, ratios, 2].
+      By selector and layer, one array a unit: [indexes, budgets, ratios, 3].
     """
     found: dict[tuple[str, int], Units] = {}
     for number, block in enumerate(made.blocks):
@@ -85,17 +86,18 @@ def measure(
         most = np.minimum(np.ceil(np.outer(counts, ratios)), prefix).astype(int).ravel()
         for selector, layer, q, outside in queries(network, made, number, fraction):
             keys = np.asarray(made.cache[layer][0][0, :prefix])
-            wanted = key_indexes.find("exact", q, keys, counts, counts, outside)
+            wanted = key_indexes.find("exact", q, keys, counts, counts, outside)[0]
             extent = np.stack([keys.swapaxes(0, 1)] * 2, axis=1)
             mass = reference.importance(q, extent, prefix, elsewhere=outside)
             best = np.repeat(wanted, len(ratios), axis=0)
             each = []
             for index in key_indexes.INDEXES:
-                chosen = key_indexes.find(index, q, keys, pairs, most, outside)
-                recall = (chosen & best).sum(-1) / pairs[:, None]
-                held = (chosen * mass).sum(-1) / np.maximum((best * mass).sum(-1), 1e-30)
-                each.append(np.stack([recall, held], axis=-1))
-            # [indexes, budgets * ratios, H, 2] -> a unit for every head.
+                kept, candidates = key_indexes.find(index, q, keys, pairs, most, outside)
+                recall = (kept & best).sum(-1) / pairs[:, None]
+                covered = (candidates & best).sum(-1) / pairs[:, None]
+                held = (kept * mass).sum(-1) / np.maximum((best * mass).sum(-1), 1e-30)
+                each.append(np.stack([recall, covered, held], axis=-1))
+            # [indexes, budgets * ratios, H, 3] -> a unit for every head.
             shape = (len(each), len(counts), len(ratios), *each[0].shape[1:])
             units = np.moveaxis(np.stack(each).reshape(shape), 3, 0)
             found.setdefault((selector, layer), []).extend(units)
@@ -121,25 +123,26 @@ def rows_of(
                 for b in enumerate(budgets)
                 for c in enumerate(ratios)
             ):
-                recall, mass = np.stack(held)[:, i, k, r].T
+                recall, covered, mass = np.stack(held)[:, i, k, r].T
                 yield {
                     "selector": selector,
                     "reference": "exact scan",
                     "index": index,
-                    "key_bytes": key_indexes.key_bytes(index, dim),
+                    "key_bytes": int(key_indexes.key_bytes(index, dim)),
                     "layer": label,
                     "budget": budget,
                     "candidates_ratio": ratio,
                     "recall": round(float(recall.mean()), 5),
                     "p10": round(float(np.percentile(recall, 10)), 5),
                     "worst": round(float(recall.min()), 5),
+                    "covered": round(float(covered.mean()), 5),
                     "mass": round(float(mass.mean()), 5),
                     "n": len(recall),
                 }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows over all layers in Markdown, a column for each C / K."""
+    """Recall over all layers in Markdown, and coverage in brackets, a column for each C / K."""
     ratios = list(dict.fromkeys(row["candidates_ratio"] for row in rows))
     lines = ["| context | selector | budget | index | bytes a key | "]
     lines[0] += " | ".join(f"C/K {ratio:g}" for ratio in ratios) + " |"
@@ -149,7 +152,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if row["layer"] == "all":
             names = ("context", "selector", "budget", "index", "key_bytes")
             key = tuple(row[name] for name in names)
-            places.setdefault(key, []).append(f"{row['recall']:.4f}")
+            places.setdefault(key, []).append(f"{row['recall']:.4f} ({row['covered']:.4f})")
     lines += [f"| {' | '.join(map(str, (*key, *cells)))} |" for key, cells in places.items()]
     return "\n".join(lines)
 

@@ -99,11 +99,11 @@ def find(
     counts: np.ndarray,
     candidates: np.ndarray,
     elsewhere: np.ndarray | None = None,
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """Scans an index for the C best rows and keeps the K best of them by exact keys.
 
     With C = K the scan alone decides. The exact scores are divided by the normaliser that the scan
-    of the index found.
+    of the index found, since no more is known where candidates are re-ranked.
 
     Args:
       index: which.
@@ -113,7 +113,7 @@ def find(
       elsewhere: float32 [Q], log of each query's mass outside the P rows.
 
     Returns:
-      bool [E, H, P].
+      The K rows that are kept and the C candidates, bool [E, H, P] each.
     """
     exact = _extent(keys)
     pairs, heads, rows = len(counts), len(exact), len(keys)
@@ -146,10 +146,15 @@ def find(
         sinks=SINKS, log_total=log_total,
     )  # fmt: skip
     assert not status.any(), "a score is not finite"
-    chosen = np.zeros((pairs, heads, rows + 1), bool)
+    return _as_sets(kept, rows), _as_sets(scanned, rows)
+
+
+def _as_sets(chosen: np.ndarray, rows: int) -> np.ndarray:
+    """int32 [E, H, capacity] -> bool [E, H, rows]."""
+    made = np.zeros((*chosen.shape[:2], rows + 1), bool)
     # What is no row is -1, which falls on a place of its own.
-    np.put_along_axis(chosen, kept, True, axis=-1)
-    return chosen[..., :rows]
+    np.put_along_axis(made, chosen, True, axis=-1)
+    return made[..., :rows]
 
 
 def _extent(keys: np.ndarray) -> np.ndarray:

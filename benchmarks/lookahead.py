@@ -235,7 +235,7 @@ class LayerView:
         selections, names = [], []
         for index in key_indexes.INDEXES:
             for ratio, candidates in ((1.0, counts), (2.0, twice)):
-                selections.append(key_indexes.find(index, one, keys, counts, candidates))
+                selections.append(key_indexes.find(index, one, keys, counts, candidates)[0])
                 names.append(label("merged", "exact scan", index=index, candidates_ratio=ratio))
         wanted = estimators.top(exact, counts)
         recall, mass = estimators.judge(np.stack(selections), wanted[None], exact[None])

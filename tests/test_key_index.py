@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import TINY, answers, engine, prompts
-from sessions import RULE, advance, start
+from sessions import RULE, advance, choose_by_definition, start
 
 import host_kernels
 from herald_jax.cli import main
 from herald_jax.engine.request import Request
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.kv.rows import store_rows
-from herald_jax.selection import SELECTORS
+from herald_jax.selection import SELECTORS, HeraldMerged
 from host_kernels import reference
 
 BLOCK, HEADS, DIM = TINY.block_size, TINY.num_kv_heads, TINY.head_dim
@@ -104,7 +104,16 @@ def test_committed_rows_are_indexed_through_blocks_retirement_and_reuse(method):
 
 @pytest.mark.parametrize("method", INDEXED)
 def test_the_scan_reads_the_index_unless_told_not_to(method, monkeypatch):
+    """And chooses what the definition says, whichever it reads."""
     calls = {"select": 0, "select_indexed": 0}
+    choose = HeraldMerged.choose
+
+    def checked(self, layer, queries, job):
+        choose(self, layer, queries, job)
+        wanted = choose_by_definition(job, layer, queries.q, queries.elsewhere)
+        np.testing.assert_array_equal(job.indices[layer], wanted)
+
+    monkeypatch.setattr(HeraldMerged, "choose", checked)
     for name in calls:
         original = getattr(host_kernels, name)
 
