@@ -137,8 +137,9 @@ def find(
             np.repeat(asked[None], pairs, axis=0), [stored] * pairs, lengths, lengths, candidates,
             scanned, sinks=SINKS, elsewhere=outside,
         )  # fmt: skip
-        scores = reference.scores(asked, stored[:, 0], keys.shape[-1] ** -0.5)
-        total = softmax_of(scores, elsewhere)[1].astype(np.float32)
+        grouped = asked.reshape(heads, -1, keys.shape[-1]).astype(np.float64)
+        scores = grouped @ stored[:, 0].swapaxes(1, 2) * keys.shape[-1] ** -0.5
+        total = softmax_of(scores.reshape(len(q), rows), elsewhere)[1].astype(np.float32)
         log_total = np.repeat(total[None], pairs, axis=0)
     kept = np.empty((pairs, heads, int(counts.max())), np.int32)
     status |= host_kernels.rerank(
