@@ -5,11 +5,8 @@ P counts the rows that may be selected, K the budgets that are compared, H the K
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -17,11 +14,6 @@ from herald_jax.models import attention
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.rope import rotary_angles, rotate
 from herald_jax.selection.job import SINKS
-
-Index = Literal["bf16", "int8 token", "int4 token", "int4 channel"]
-INDEXES: tuple[Index, ...] = ("bf16", "int8 token", "int4 token", "int4 channel")
-#: Tokens that share a channel's scale in the per-channel index.
-GROUP = 32
 
 
 @jax.jit
@@ -110,41 +102,6 @@ def refine(attended: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> 
     left = prefix @ candidates.transpose(1, 2, 0).astype(np.float32) + rest[..., None]
     scores = (1 / np.maximum(left, 1e-30)).transpose(0, 2, 1) @ prefix
     return rerank(scores.transpose(1, 0, 2), candidates, counts)
-
-
-def quantise_keys(keys: np.ndarray, index: Index) -> np.ndarray:
-    """What an index of that precision keeps of keys [P, H, D], as float32.
-
-    "token" has one scale per key, symmetric; "channel" has a scale and a zero point per channel
-    for each group of 32 tokens (KIVI).
-    """
-    keys = np.asarray(keys, np.float32)
-    if index == "bf16":
-        return keys.astype(ml_dtypes.bfloat16).astype(np.float32)
-    if index == "int8 token":
-        return _symmetric(keys, 127)
-    if index == "int4 token":
-        return _symmetric(keys, 7)
-    rows, heads, dim = keys.shape
-    padded = np.pad(keys, ((0, -rows % GROUP), (0, 0), (0, 0)), mode="edge")
-    groups = padded.reshape(-1, GROUP, heads, dim)
-    low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
-    scale = np.maximum((high - low) / 15, 1e-12)
-    return (np.rint((groups - low) / scale) * scale + low).reshape(padded.shape)[:rows]
-
-
-def quantise_query(q: np.ndarray, index: Index) -> np.ndarray:
-    """The query [..., D] as that index's scan uses it: bf16, or int8 with a scale per head."""
-    q = np.asarray(q, np.float32)
-    if index == "bf16":
-        return q.astype(ml_dtypes.bfloat16).astype(np.float32)
-    return _symmetric(q, 127)
-
-
-def _symmetric(values: np.ndarray, levels: int) -> np.ndarray:
-    """Rounded to integers within +-``levels`` of a scale per vector (last axis)."""
-    scale = np.maximum(np.abs(values).max(-1, keepdims=True) / levels, 1e-12)
-    return np.asarray(np.rint(values / scale) * scale)
 
 
 def share(mass: np.ndarray, group: int) -> np.ndarray:

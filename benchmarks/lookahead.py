@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import estimators
+from benchmarks import estimators, key_indexes
 from benchmarks.drafted import Drafted, drafted
 from benchmarks.trajectories import Ahead, Block, Network, Trajectory, look_ahead
 from herald_jax.kv.budget import Budget
@@ -230,22 +229,15 @@ class LayerView:
         """Key indexes under the merged query against its exact scan, alone and re-ranked."""
         now, size = self.now, self.config.block_size
         q = estimators.advance(now.queries[0][self.layer], size, self.config)
-        one = np.asarray(estimators.merge(q, now.masked[0]))
+        one = np.asarray(estimators.merge(q, now.masked[0])[0])
         keys, counts = np.asarray(self.keys[: self.prefix]), self.counts
-        wanted = estimators.top(exact, counts)
+        twice = np.minimum(2 * counts, self.prefix)
         selections, names = [], []
-        for index in estimators.INDEXES:
-            stored = np.zeros(self.keys.shape, np.float32)
-            stored[: self.prefix] = estimators.quantise_keys(keys, index)
-            query = jnp.asarray(estimators.quantise_query(one, index))
-            scores = self.score(query, np.ones(1, bool), jnp.asarray(stored), self.prefix)
-            candidates = estimators.top(scores, np.minimum(2 * counts, self.prefix))
-            for ratio, selected in (
-                (1.0, estimators.top(scores, counts)),
-                (2.0, estimators.rerank(exact, candidates, counts)),
-            ):
-                selections.append(selected)
+        for index in key_indexes.INDEXES:
+            for ratio, candidates in ((1.0, counts), (2.0, twice)):
+                selections.append(key_indexes.find(index, one, keys, counts, candidates)[0])
                 names.append(label("merged", "exact scan", index=index, candidates_ratio=ratio))
+        wanted = estimators.top(exact, counts)
         recall, mass = estimators.judge(np.stack(selections), wanted[None], exact[None])
         # The scan attends nothing but the prefix: how much that matters is what step 0 says.
         units = _units(recall, mass, self.share[:1])

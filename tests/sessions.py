@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 from networks import engine, prompts
 
+import host_kernels
 from herald_jax import GenerationConfig
 from herald_jax.engine.request import Request
+from host_kernels import reference
 
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
 
@@ -31,3 +33,22 @@ def advance(session) -> np.ndarray:
         slot.generated += tokens[index][max(0, prompt - slot.start) :].tolist()
         slot.start += session.shape.block_size
     return tokens
+
+
+def choose_by_definition(job, layer: int, q, elsewhere=None) -> np.ndarray:
+    """What a keys-only scan of one layer must choose: int32 [N, H_kv, C_cap].
+
+    A job with key indexes is judged by indexes made anew from its keys.
+    """
+    chosen = np.full_like(job.indices[layer], -1)
+    scan, keys = reference.select, job.extents[layer]
+    if job.index is not None:
+        scan, keys = reference.select_indexed, []
+        for extent, rows in zip(job.extents[layer], job.select_len, strict=True):
+            heads, _, capacity, dim = extent.shape
+            keys.append(np.zeros(host_kernels.index_shape(heads, capacity, dim), np.uint8))
+            zero, count = np.array([0], np.int32), np.array([rows], np.int32)
+            reference.index_rows([extent], keys[-1:], zero, count)
+    lengths = job.select_len, job.select_len, job.candidates
+    scan(q, keys, *lengths, chosen, sinks=job.sinks, elsewhere=elsewhere)
+    return chosen

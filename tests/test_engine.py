@@ -17,7 +17,7 @@ from networks import TINY, answers, engine, make_model, prompts, tiny_model
 import herald_jax
 import host_kernels
 from herald_jax import Budget, Engine, EngineConfig, EngineError, GenerationConfig
-from herald_jax.kv.full_pool import FullPool, PoolFull
+from herald_jax.kv.full_pool import FullPool
 from herald_jax.kv.host_memory import cgroup_room, format_bytes, parse_bytes
 from herald_jax.kv.transfer import Staging
 from herald_jax.selection import SELECTORS
@@ -276,32 +276,6 @@ def test_what_was_sent_does_not_change_with_staging():
 # -- the full pool --------------------------------------------------------------------------------
 
 
-def test_full_pool_tiles_after_random_bookings():
-    """openxla/xla PR#20633: the pool is our own memory, not XLA's capped pinned pool."""
-    pool = FullPool(layers=2, kv_heads=2, head_dim=16, dtype=np.float32, nbytes=1 << 20)
-    rng, held, marks = np.random.default_rng(0), [], 0
-    for _ in range(400):
-        if held and rng.random() < 0.5:
-            booking, mark = held.pop(rng.integers(len(held)))
-            assert all((extent == mark).all() for extent in booking.extents)
-            pool.release(booking)
-        else:
-            try:
-                booking = pool.book("x", int(rng.integers(1, 120)))
-            except PoolFull:
-                continue
-            marks += 1
-            for extent in booking.extents:
-                extent[:] = marks
-            held.append((booking, marks))
-        pool.check_integrity()
-    for booking, _ in held:
-        pool.release(booking)
-    assert pool.free == pool.nbytes
-    with pytest.raises(ValueError, match="twice"):
-        pool.release(booking)
-
-
 def test_requests_wait_for_room_in_the_host_pool():
     """Labman42/JetEngine#4: too little KV memory means waiting, never a hang or a lost result."""
     made = engine("herald-draft", 0.2, max_batch=3)
@@ -335,6 +309,7 @@ def test_requests_wait_for_room_in_the_host_pool():
         (lambda: Budget(1.5), ["--budget 1.5"]),
         (lambda: Budget(tokens=0), ["--budget-tokens 0"]),
         (lambda: EngineConfig(max_batch=0), ["--max-batch 0"]),
+        (lambda: EngineConfig(key_index="int4"), ["--key-index 'int4'", "int8 or none"]),
         (lambda: EngineConfig(exact_layers=-1), ["--exact-layers -1"]),
         (lambda: GenerationConfig(max_new_tokens=0), ["--max-new-tokens 0"]),
         (lambda: GenerationConfig(threshold=2), ["--threshold 2"]),
@@ -407,6 +382,12 @@ def test_auto_is_dense_while_it_fits():
     assert tight.device_kv_bytes < small.sizing.shape("dense", 1024).device_bytes
 
 
+def _pairs(booking):
+    """Extent and index of every layer, of no bytes where there is none."""
+    index = booking.index or [np.zeros(0, np.uint8)] * len(booking.extents)
+    return list(zip(booking.extents, index, strict=True))
+
+
 @pytest.mark.parametrize("method", ["dense", *SELECTORS])
 def test_booked_equals_planned(method):
     made = engine(method, 0.1)
@@ -415,8 +396,16 @@ def test_booked_equals_planned(method):
     plan = sizing.plan(sizing.shape(method, 192))
     held = sum(b.nbytes for pair in session.cache.exact for b in pair)
     assert held == plan.exact
-    pool = session.full_pool.bytes_for(192) * session.shape.slots if method != "dense" else 0
-    assert abs(pool - plan.host_pool) <= 4096 * session.shape.slots
+    if method != "dense":
+        pool = session.full_pool
+        assert pool.used == 0
+        bookings = [pool.book(str(slot), 192) for slot in range(session.shape.slots)]
+        assert pool.used == pool.nbytes == plan.booked
+        parts = [(part.nbytes, kept.nbytes) for b in bookings for part, kept in _pairs(b)]
+        assert tuple(map(sum, zip(*parts, strict=True))) == (plan.host_pool, plan.key_index)
+        assert (plan.key_index > 0) == SELECTORS[method].indexed
+        for booking in bookings:
+            pool.release(booking)
     moving = session.retrieval or session.current
     staging = moving.staging.keys + moving.staging.values if moving else []
     assert sum(part.nbytes for part in staging) == plan.staging

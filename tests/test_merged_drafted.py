@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from networks import TINY, answers, make_model, prompts, tiny_model
 from precision import product_precisions
-from sessions import RULE, advance, start
+from sessions import RULE, advance, choose_by_definition, start
 
 from herald_jax import Budget, Engine, EngineConfig
 from herald_jax.engine import main_stream
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.models.attention import attend_blocks
 from herald_jax.selection import SELECTORS
-from host_kernels import reference
 
 BLOCK, HEADS = TINY.block_size, TINY.num_kv_heads
 PARTS = min(SELECTORS["merged-drafted"].segments, BLOCK)
@@ -112,18 +111,9 @@ def test_the_choice_weighs_every_query_by_its_mass(monkeypatch, blocks):
     assert (job.candidates < job.select_len).any(), "this budget selects everything"
     differs = False
     for index, (q, mass) in enumerate(seen["queries"]):
-        wanted, without = (np.full_like(job.indices[index], -1) for _ in range(2))
-        for chosen, elsewhere in ((wanted, np.asarray(mass)), (without, None)):
-            reference.select(
-                np.asarray(q),
-                job.extents[index],
-                job.select_len,
-                job.select_len,
-                job.candidates,
-                chosen,
-                sinks=job.sinks,
-                elsewhere=elsewhere,
-            )
+        q, mass = np.asarray(q), np.asarray(mass)
+        wanted = choose_by_definition(job, index, q, mass)
+        without = choose_by_definition(job, index, q)
         np.testing.assert_array_equal(job.indices[index], wanted)
         differs |= not np.array_equal(wanted, without)
     assert differs, "the mass outside changes nothing here"

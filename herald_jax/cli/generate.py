@@ -22,6 +22,8 @@ from herald_jax.cli.options import (
     ExactLayers,
     HostMemory,
     Json,
+    KeyIndexName,
+    KeyIndexOption,
     MaxBatch,
     Model,
     check_text,
@@ -68,6 +70,7 @@ def generate(
     budget: BudgetFraction = None,
     budget_tokens: BudgetTokens = None,
     candidates_ratio: CandidatesRatio = None,
+    key_index: KeyIndexOption = KeyIndexName.int8,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="One prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(metavar="F", help="A text file that is one prompt.")
@@ -221,6 +224,7 @@ def generate(
             method=method,
             budget=chosen_budget,
             candidates_ratio=candidates_ratio,
+            key_index=key_index.value,
             exact_layers=exact_layers,
             max_batch=min(max_batch, max(1, len(work))),
             max_context=max_context,

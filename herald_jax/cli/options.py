@@ -22,6 +22,13 @@ class Dtype(StrEnum):
     float32 = "float32"
 
 
+class KeyIndexName(StrEnum):
+    """What a keys-only scan reads."""
+
+    int8 = "int8"
+    none = "none"
+
+
 Model = Annotated[
     str,
     typer.Option(
@@ -53,6 +60,13 @@ CandidatesRatio = Annotated[
         metavar="R",
         show_default="the method's",
         help="Rows fetched per row kept, 1 or more, for methods that refine on the device.",
+    ),
+]
+KeyIndexOption = Annotated[
+    KeyIndexName,
+    typer.Option(
+        help="What methods that refine on the device scan: int8, an index a quarter of K and V in "
+        "size, kept beside them; none, the exact keys: less host memory, twice the bytes to scan.",
     ),
 ]
 ExactLayers = Annotated[

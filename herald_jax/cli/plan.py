@@ -20,6 +20,8 @@ from herald_jax.cli.options import (
     ExactLayers,
     HostMemory,
     Json,
+    KeyIndexName,
+    KeyIndexOption,
     MaxBatch,
     check_text,
     read_budget,
@@ -42,6 +44,7 @@ COLUMNS = {
     "workspace": "workspace",
     "device": "device_bytes",
     "host pool": "host_pool",
+    "key index": "key_index",
     "staging": "staging",
     "host": "host_bytes",
 }
@@ -70,6 +73,7 @@ def plan(
     budget: BudgetFraction = None,
     budget_tokens: BudgetTokens = None,
     candidates_ratio: CandidatesRatio = None,
+    key_index: KeyIndexOption = KeyIndexName.int8,
     exact_layers: ExactLayers = None,
     block_size: Annotated[
         int | None,
@@ -114,6 +118,7 @@ def plan(
         engine_config = EngineConfig(
             budget=chosen_budget,
             candidates_ratio=candidates_ratio,
+            key_index=key_index.value,
             exact_layers=exact_layers,
             max_batch=max_batch,
             max_context=context,
@@ -199,6 +204,7 @@ def _row(sizing: Sizing, method: str, context: int) -> dict[str, Any]:
         "workspace": made.workspace,
         "device_bytes": made.device_bytes,
         "host_pool": made.host_pool,
+        "key_index": made.key_index,
         "staging": made.staging,
         "host_bytes": made.host_bytes,
         "fits": fits,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+import host_kernels
 from herald_jax.diffusion.block import Limits
 from herald_jax.diffusion.edit import Editing
 from herald_jax.diffusion.rules import Rule
@@ -128,19 +129,21 @@ class Batch:
         budget = np.array([self.budget.entries(int(n)) for n in select_len], np.int32)
         fetched = np.minimum(np.ceil(budget * candidates_ratio), select_len).astype(np.int32)
         drafted = block if attends_draft else 0
-        nothing = shape.nothing
-        extents = [
-            [
-                slot.booking.extents[layer]
-                if slot is not None and slot.booking is not None and n
-                else nothing
-                for slot, n in zip(self.slots, select_len, strict=True)
-            ]
-            for layer in range(shape.sparse_layers)
+        bookings = [
+            slot.booking if slot is not None and n else None
+            for slot, n in zip(self.slots, select_len, strict=True)
         ]
+        layers = range(shape.sparse_layers)
+        nothing = shape.nothing
+        extents = [[nothing if b is None else b.extents[at] for b in bookings] for at in layers]
+        index = None
+        if shape.key_index:
+            empty = np.zeros(host_kernels.index_shape(shape.kv_heads, 0, shape.head_dim), np.uint8)
+            index = [[empty if b is None else b.index[at] for b in bookings] for at in layers]
         rows = (shape.sparse_layers, shape.slots, shape.kv_heads, max(shape.candidates, 1))
         return SelectionJob(
             extents=extents,
+            index=index,
             start=start,
             attend_len=np.where(select_len > 0, start + drafted, 0).astype(np.int32),
             select_len=select_len,

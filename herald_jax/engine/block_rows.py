@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-import host_kernels
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.rows import store_rows
 
 
 @dataclass
@@ -35,11 +35,7 @@ class BlockRows:
         counts = np.array([shape.block_size if alive else 0 for alive in live], np.int32)
         if not counts.any():
             return
-        start = np.where(live, self.start[first:last], 0).astype(np.int32)
+        start = self.start[first:last]
         layers = (layer for group in self.groups for layer in np.asarray(group))
         for index, (keys, values) in enumerate(layers):
-            extents = [
-                booking.extents[index] if booking is not None and alive else shape.nothing
-                for booking, alive in zip(bookings, live, strict=True)
-            ]
-            host_kernels.store(extents, start, counts, keys[first:last], values[first:last])
+            store_rows(bookings, index, start, counts, keys[first:last], values[first:last])

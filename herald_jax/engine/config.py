@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal, get_args
 
 from herald_jax.diffusion.rules import (
     Compare,
@@ -18,6 +19,8 @@ from herald_jax.diffusion.rules import (
 from herald_jax.kv.budget import Budget
 from herald_jax.models.config import ModelConfig
 
+KeyIndex = Literal["int8", "none"]
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -28,6 +31,8 @@ class EngineConfig:
         a selector's name.
       budget: selected entries per KV head in the sparse layers.
       candidates_ratio: C / K of selectors that refine on the device; None takes the selector's own.
+      key_index: what selectors that refine on the device scan: "int8", an index beside K and V that
+        is a quarter of their size in bfloat16, or "none", the keys. Others have no index.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
@@ -49,6 +54,7 @@ class EngineConfig:
     method: str = "auto"
     budget: Budget = field(default_factory=Budget)
     candidates_ratio: float | None = None
+    key_index: KeyIndex = "int8"
     exact_layers: int | None = None
     max_batch: int = 8
     max_context: int | None = None
@@ -77,6 +83,9 @@ class EngineConfig:
             raise ValueError(
                 f"--candidates-ratio {ratio:g} cannot be used: give 1 (fetch what is kept) or more"
             )
+        if self.key_index not in get_args(KeyIndex):
+            known = " or ".join(get_args(KeyIndex))
+            raise ValueError(f"--key-index {self.key_index!r} is unknown: use {known}")
         if self.exact_layers is not None and self.exact_layers < 0:
             raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")
         if self.sinks < 0:

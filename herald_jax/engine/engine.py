@@ -299,6 +299,7 @@ class Engine:
             "method_reason": self.method_reason,
             "budget": None if self.method == "dense" else str(self.engine_config.budget),
             "candidates_ratio": self.sizing.candidates_ratio(self.method),
+            "key_index": self.sizing.key_index(self.method),
             "model": self.config.family,
             "rule": self.rule,
             "device": self.device.device_kind,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import host_kernels
 from herald_jax.engine.prefill_programs import PrefillPrograms, place
 from herald_jax.engine.request import Slot
 from herald_jax.engine.stack import LayerGroup, LayerStack
@@ -15,6 +14,7 @@ from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, DeviceCache, zeros
 from herald_jax.kv.plan import prefill_rows
+from herald_jax.kv.rows import store_rows
 from herald_jax.kv.transfer import start_fetch
 from herald_jax.selection import Selector
 
@@ -118,14 +118,11 @@ class Prefill:
 
     def _store(self, slot: Slot, length: int, start: int, rows: Sequence[Buffer]) -> None:
         """Writes one chunk's KV of the sparse layers to the slot's booking."""
-        if slot.booking is None:
-            return
         count = np.array([min(self.chunk, length - start)], np.int32)
-        for extent, (k, v) in zip(slot.booking.extents, rows, strict=True):
+        at = np.array([start], np.int32)
+        for layer, (k, v) in enumerate(rows):
             wait_ready(v, self.timeout, f"prefill of request {slot.request.id}")
-            host_kernels.store(
-                [extent], np.array([start], np.int32), count, np.asarray(k), np.asarray(v)
-            )
+            store_rows([slot.booking], layer, at, count, np.asarray(k), np.asarray(v))
 
     def _select(self, slot: Slot, buffers: Sequence[Buffer], select_len: int) -> list[Buffer]:
         shape, block = self.cache.shape, self.programs.block

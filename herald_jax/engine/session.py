@@ -84,6 +84,7 @@ class Session:
             head_dim=shape.head_dim,
             dtype=shape.dtype,
             nbytes=host_bytes,
+            key_index=shape.key_index,
             threads=config.threads,
         )
         group = config.layer_group or (4 if accelerator else None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from herald_jax.engine.config import EngineConfig
+from herald_jax.engine.config import EngineConfig, KeyIndex
 from herald_jax.engine.errors import EngineError
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.host_memory import format_bytes, host_memory_room
@@ -63,6 +63,11 @@ class Sizing:
         selector = None if method is None else self.selector(method)
         return selector.candidates_ratio if selector is not None and selector.refines else None
 
+    def key_index(self, method: str | None) -> KeyIndex | None:
+        """What a method's scan reads in place of keys; None for methods that have no index."""
+        selector = None if method is None else self.selector(method)
+        return self.config.key_index if selector is not None and selector.indexed else None
+
     def shape(self, method: str, max_context: int) -> CacheShape:
         """Cache sizes of a method for requests of at most ``max_context`` tokens."""
         selector = self.selector(method)
@@ -75,6 +80,7 @@ class Sizing:
             candidates_ratio=1.0 if selector is None else selector.candidates_ratio,
             dtype=self.dtype,
             whole_layers=isinstance(selector, CurrentBlockSelector),
+            key_index=self.key_index(method) == "int8",
         )
 
     def plan(self, shape: CacheShape) -> MemoryPlan:
@@ -133,7 +139,7 @@ class Sizing:
                 f"{shape.slots} at {shape.rows} tokens and has {format_bytes(self.device_memory)}: "
                 "lower --max-batch, --max-context or --budget, or raise --device-memory"
             )
-        one = self.plan(replace(shape, slots=1)).host_pool
+        one = self.plan(replace(shape, slots=1)).booked
         room = self.host_memory - made.staging
         if one > room:
             raise EngineError(
@@ -141,4 +147,4 @@ class Sizing:
                 f"of {shape.rows} tokens and has {format_bytes(self.host_memory)}: raise "
                 "--host-memory, or lower --max-context or --max-batch"
             )
-        return min(made.host_pool, room)
+        return min(made.booked, room)

@@ -25,6 +25,7 @@ class CacheShape:
       block_size, kv_heads, head_dim, dtype: of the network.
       whole_layers: no idle pool is fetched; each sparse layer's whole KV comes when it is needed,
         one layer at a time.
+      key_index: the full pool keeps an int8 index of its keys.
     """
 
     slots: int
@@ -38,6 +39,7 @@ class CacheShape:
     head_dim: int
     dtype: np.dtype
     whole_layers: bool = False
+    key_index: bool = False
 
     @property
     def nothing(self) -> np.ndarray:

@@ -14,23 +14,40 @@ class PoolFull(Exception):
     """There is no room for a booking now; it may fit once others are released."""
 
 
+def row_bytes(kv_heads: int, head_dim: int, dtype: np.dtype, rows: int) -> int:
+    """Bytes of the K and V rows of one request in one layer."""
+    return 2 * kv_heads * rows * head_dim * np.dtype(dtype).itemsize
+
+
+def index_bytes(kv_heads: int, head_dim: int, rows: int) -> int:
+    """Bytes of the int8 key index of one request in one layer."""
+    return int(np.prod(host_kernels.index_shape(kv_heads, rows, head_dim)))
+
+
 @dataclass(eq=False)
 class Booking:
     """One request's part of the pool, reserved to its longest length.
 
     Attributes:
       owner: the request's id, for messages.
-      offset, nbytes: the byte range in the arena.
+      pieces: (offset, bytes) in the arena, one piece per sparse layer.
       extents: one array per sparse layer, [H_kv, 2, rows, D]: each head has its K rows, then its V
         rows, so that a scan of keys alone reads whole pages.
+      index: one uint8 array of ``host_kernels.index_shape`` per sparse layer, the int8 key index of
+        its extent; empty where the pool keeps none.
       live: False once released; a stale booking is refused by every user of it.
     """
 
     owner: str
-    offset: int
-    nbytes: int
+    pieces: list[tuple[int, int]]
     extents: list[np.ndarray] = field(repr=False)
+    index: list[np.ndarray] = field(repr=False)
     live: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved, 0 once released."""
+        return sum(size for _, size in self.pieces)
 
     @property
     def rows(self) -> int:
@@ -39,14 +56,20 @@ class Booking:
 
 
 class FullPool:
-    """An arena of host memory from which requests book contiguous byte ranges.
+    """An arena of host memory from which requests book a piece for each sparse layer.
 
-    Bookings are first-fit over a sorted list of free ranges; neighbours are merged on release. Not
-    thread-safe: only the block loop books and releases. The rows of a live booking are written by
-    ``host_kernels.store`` and read by the scans; the block loop orders the two.
+    A piece holds a layer's K and V rows of all heads and, where it is kept, their key index. Each
+    is placed in the first free range that holds it; neighbouring free ranges are merged on release.
+    All pieces of a booking are of one size, so each free range loses less than one of them: a
+    booking of n bytes succeeds whenever n bytes and one piece for each free range are free, and an
+    empty pool is one range.
+
+    Sizes need no rounding: D is a multiple of 16, as the kernels ask, so that all of them are whole
+    cache lines and every array starts on one.
+
+    Not thread-safe: only the block loop books and releases. The rows of a live booking are written
+    by ``store_rows`` and read by the scans; the block loop orders the two.
     """
-
-    ALIGNMENT = 4096
 
     def __init__(
         self,
@@ -56,21 +79,23 @@ class FullPool:
         head_dim: int,
         dtype: np.dtype,
         nbytes: int,
+        key_index: bool = False,
         threads: int | None = None,
     ) -> None:
         """Reserves and touches ``nbytes`` of memory.
 
         Args:
           layers: sparse layers; ``kv_heads``, ``head_dim``, ``dtype``: shape of one entry.
-          nbytes: arena size in bytes, rounded up to the alignment.
+          nbytes: arena size in bytes.
+          key_index: bookings have an int8 index of their keys.
           threads: workers that touch the pages; None for the pool's default.
 
         Raises:
           MemoryError: the operating system refuses the memory.
         """
         self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
-        self.dtype = np.dtype(dtype)
-        self.nbytes = -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
+        self.dtype, self.key_index = np.dtype(dtype), key_index
+        self.nbytes = nbytes
         self._arena = host_kernels.Arena(self.nbytes, threads=threads) if self.nbytes else None
         self._free: list[tuple[int, int]] = [(0, self.nbytes)] if self.nbytes else []
         self._bookings: list[Booking] = []
@@ -79,12 +104,6 @@ class FullPool:
     def huge_pages(self) -> bool:
         """Whether the arena was granted huge pages, as far as can be told."""
         return bool(self._arena is not None and self._arena.huge_pages)
-
-    def bytes_for(self, rows: int) -> int:
-        """Bytes a booking of ``rows`` positions takes."""
-        entry = 2 * self.head_dim * self.dtype.itemsize
-        exact = self.layers * self.kv_heads * rows * entry
-        return -(-exact // self.ALIGNMENT) * self.ALIGNMENT
 
     @property
     def used(self) -> int:
@@ -96,62 +115,96 @@ class FullPool:
         """Bytes not booked."""
         return sum(size for _, size in self._free)
 
+    @property
+    def free_ranges(self) -> int:
+        """Ranges that the free bytes lie in."""
+        return len(self._free)
+
+    def piece_bytes(self, rows: int) -> int:
+        """Bytes of one layer of a booking of ``rows`` positions."""
+        index = index_bytes(self.kv_heads, self.head_dim, rows) if self.key_index else 0
+        return row_bytes(self.kv_heads, self.head_dim, self.dtype, rows) + index
+
+    def bytes_for(self, rows: int) -> int:
+        """Bytes a booking of ``rows`` positions takes."""
+        return self.layers * self.piece_bytes(rows)
+
     def book(self, owner: str, rows: int) -> Booking:
-        """Reserves room for ``rows`` positions of one request.
+        """Reserves room for ``rows`` positions of one request, at least 1.
 
         Raises:
-          PoolFull: no free range is large enough at present.
+          PoolFull: the free ranges do not hold every piece at present; nothing has changed.
+          ValueError: ``rows`` is not positive.
         """
-        need = self.bytes_for(rows)
-        for index, (offset, size) in enumerate(self._free):
-            if size >= need:
-                rest = [(offset + need, size - need)] if size > need else []
-                self._free[index : index + 1] = rest
-                booking = Booking(owner, offset, need, self._extents(offset, rows))
-                self._bookings.append(booking)
-                return booking
-        raise PoolFull(
-            f"the host KV pool has {format_bytes(self.free)} of {format_bytes(self.nbytes)} free, "
-            f"request {owner} needs {format_bytes(need)}"
+        if rows < 1:
+            raise ValueError(f"request {owner} books {rows} rows of the full pool: give 1 or more")
+        piece = self.piece_bytes(rows)
+        # Pieces of one size: how many fit does not depend on where the first of them go.
+        if sum(size // piece for _, size in self._free) < self.layers:
+            raise PoolFull(
+                f"the host KV pool has {format_bytes(self.free)} of {format_bytes(self.nbytes)} "
+                f"free in {self.free_ranges} parts, request {owner} needs {self.layers} times "
+                f"{format_bytes(piece)}"
+            )
+        pieces = [(self._take(piece), piece) for _ in range(self.layers)]
+        views = [self._views(offset, rows) for offset, _ in pieces]
+        index = [part for _, part in views] if self.key_index else []
+        booking = Booking(owner, pieces, [extent for extent, _ in views], index)
+        self._bookings.append(booking)
+        return booking
+
+    def _take(self, piece: int) -> int:
+        """Cuts a piece off the first free range that holds it; returns its offset."""
+        at = next(at for at, (_, size) in enumerate(self._free) if size >= piece)
+        offset, size = self._free[at]
+        self._free[at : at + 1] = [(offset + piece, size - piece)] if size > piece else []
+        return offset
+
+    def _views(self, offset: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The extent and the key index (without one, of no rows) of a piece."""
+        assert self._arena is not None
+        buffer = self._arena.buffer
+        count = row_bytes(self.kv_heads, self.head_dim, self.dtype, rows)
+        extent = buffer[offset : offset + count].view(self.dtype)
+        kept = rows if self.key_index else 0
+        start, size = offset + count, index_bytes(self.kv_heads, self.head_dim, kept)
+        return (
+            extent.reshape(self.kv_heads, 2, rows, self.head_dim),
+            buffer[start : start + size].reshape(
+                host_kernels.index_shape(self.kv_heads, kept, self.head_dim)
+            ),
         )
 
-    def _extents(self, offset: int, rows: int) -> list[np.ndarray]:
-        if self._arena is None:
-            return []
-        shape = (self.layers, self.kv_heads, 2, rows, self.head_dim)
-        count = int(np.prod(shape)) * self.dtype.itemsize
-        flat = self._arena.buffer[offset : offset + count]
-        return list(flat.view(self.dtype).reshape(shape))
-
     def release(self, booking: Booking) -> None:
-        """Returns a booking's range; its extents must not be used afterwards.
+        """Returns a booking's pieces; its arrays must not be used afterwards.
 
         Raises:
           ValueError: the booking was released before.
         """
         if not booking.live:
             raise ValueError(f"the KV of request {booking.owner} was released twice")
-        booking.live = False
-        booking.extents = []
         self._bookings.remove(booking)
-        if booking.nbytes:
-            self._free.append((booking.offset, booking.nbytes))
-            self._free.sort()
-            merged = [self._free[0]]
-            for offset, size in self._free[1:]:
-                last_offset, last_size = merged[-1]
-                if last_offset + last_size == offset:
-                    merged[-1] = (last_offset, last_size + size)
-                else:
-                    merged.append((offset, size))
-            self._free = merged
+        self._free = _merged(self._free + booking.pieces)
+        booking.live = False
+        booking.pieces, booking.extents, booking.index = [], [], []
 
     def check_integrity(self) -> None:
         """Asserts that free and booked ranges tile the arena without gap or overlap."""
-        ranges = self._free + [(b.offset, b.nbytes) for b in self._bookings if b.nbytes]
         at = 0
-        for offset, size in sorted(ranges):
+        for offset, size in sorted(self._free + [p for b in self._bookings for p in b.pieces]):
             assert offset == at, f"gap or overlap at byte {at} of the full pool"
             at = offset + size
         assert at == self.nbytes, f"the full pool ends at {at}, not at {self.nbytes}"
+        assert self._free == _merged(self._free), "neighbouring free ranges are not merged"
         assert self.free + self.used == self.nbytes
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges (offset, bytes) in order, neighbours as one."""
+    merged: list[tuple[int, int]] = []
+    for offset, size in sorted(ranges):
+        if merged and sum(merged[-1]) == offset:
+            merged[-1] = (merged[-1][0], merged[-1][1] + size)
+        else:
+            merged.append((offset, size))
+    return merged

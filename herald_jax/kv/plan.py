@@ -8,6 +8,7 @@ import numpy as np
 
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.full_pool import index_bytes, row_bytes
 from herald_jax.models.config import EXPERT_ROWS, ModelConfig
 
 LOGIT_COPIES = 2
@@ -26,8 +27,9 @@ class MemoryPlan:
       prefill: one request's full KV, held while its prompt is read.
       workspace: activations, and the larger of a step's logits and a prefill chunk's attention
         scores, in float32.
-      host_pool: the full pool for all slots; ``staging``: host buffers of what is on
-        its way to the device, an idle pool or one layer's KV.
+      host_pool: K and V rows of the full pool for all slots; ``key_index``: the index of its keys,
+        where there is one.
+      staging: host buffers of what is on its way to the device, an idle pool or one layer's KV.
     """
 
     weights: int
@@ -36,6 +38,7 @@ class MemoryPlan:
     prefill: int
     workspace: int
     host_pool: int
+    key_index: int
     staging: int
 
     @property
@@ -51,7 +54,12 @@ class MemoryPlan:
     @property
     def host_bytes(self) -> int:
         """Everything in host memory."""
-        return self.host_pool + self.staging
+        return self.booked + self.staging
+
+    @property
+    def booked(self) -> int:
+        """What all slots book of the full pool: rows and their index."""
+        return self.host_pool + self.key_index
 
 
 def cache_shape(
@@ -64,6 +72,7 @@ def cache_shape(
     candidates_ratio: float,
     dtype: np.dtype,
     whole_layers: bool = False,
+    key_index: bool = False,
 ) -> CacheShape:
     """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
 
@@ -88,6 +97,7 @@ def cache_shape(
         head_dim=config.head_dim,
         dtype=np.dtype(dtype),
         whole_layers=whole_layers and sparse > 0,
+        key_index=key_index and sparse > 0,
     )
 
 
@@ -118,16 +128,18 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
         fixed = experts.count * EXPERT_ROWS * each * itemsize
     activations = tokens * (4 * config.hidden_size + width) * itemsize + fixed
     logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
-    entry = 2 * config.num_kv_heads * config.head_dim * itemsize
+    heads, dim = config.num_kv_heads, config.head_dim
+    kept = slots * shape.sparse_layers
     rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
     scores = SCORE_COPIES * config.num_heads * prefill_chunk * rows * 4
     return MemoryPlan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
         pools=shape.pool_bytes + shape.incoming_bytes,
-        prefill=config.num_layers * entry * rows,
+        prefill=config.num_layers * row_bytes(heads, dim, shape.dtype, rows),
         workspace=activations + max(logits, scores),
-        host_pool=slots * shape.sparse_layers * entry * shape.rows,
+        host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
+        key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
         staging=shape.incoming_bytes,
     )
 

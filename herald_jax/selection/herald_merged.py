@@ -14,6 +14,9 @@ from herald_jax.selection.selector import MergedQueries, QueryOnceSelector
 class HeraldMerged(QueryOnceSelector):
     """Mean of the masked positions' post-RoPE queries at step 0, rotated one block on.
 
+    The scan reads the int8 key index, or the keys where none is kept: what rounding misplaces among
+    C candidates, the refinement puts right.
+
     The variants differ from it in class attributes only.
     """
 
@@ -21,19 +24,19 @@ class HeraldMerged(QueryOnceSelector):
     summary: ClassVar[str] = "merged step-0 query, keys-only CPU scan, refinement on the device"
     merge_step: ClassVar[Literal[0, 1] | None] = 0
     refines: ClassVar[bool] = True
+    indexed: ClassVar[bool] = True
     own_ratio: ClassVar[float] = 2.0
 
     def choose(self, layer: int, queries: MergedQueries | None, job: SelectionJob) -> None:
         """See ``QueryOnceSelector.choose``; every layer is independent of the others."""
         assert queries is not None, f"{self.name} needs the merged queries"
-        status = host_kernels.select(
-            queries.q,
-            job.extents[layer],
-            job.select_len,
-            job.select_len,
-            job.candidates,
-            job.indices[layer],
-            sinks=job.sinks,
-            elsewhere=queries.elsewhere,
-        )
+        rows = job.select_len, job.select_len, job.candidates, job.indices[layer]
+        sinks, elsewhere = job.sinks, queries.elsewhere
+        if job.index is None:
+            keys = job.extents[layer]
+            status = host_kernels.select(queries.q, keys, *rows, sinks=sinks, elsewhere=elsewhere)
+        else:
+            status = host_kernels.select_indexed(
+                queries.q, job.index[layer], *rows, sinks=sinks, elsewhere=elsewhere
+            )
         np.maximum(job.status, status, out=job.status)

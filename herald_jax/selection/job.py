@@ -20,6 +20,8 @@ class SelectionJob:
     Attributes:
       extents: per sparse layer, per slot: [H_kv, 2, rows, D] of the full pool, or an empty
         [H_kv, 2, 0, D] array for a slot that does not take part.
+      index: the same of their int8 key indexes, uint8 of ``host_kernels.index_shape``; None where
+        the keys themselves are scanned.
       start: int32 [N], first position of the block being denoised; rows before it are committed.
       attend_len: int32 [N], rows that enter the softmax (committed rows, then the draft's).
       select_len: int32 [N], rows that may be selected; 0 for a slot that does not take part.
@@ -34,6 +36,7 @@ class SelectionJob:
     """
 
     extents: Sequence[Sequence[np.ndarray]]
+    index: Sequence[Sequence[np.ndarray]] | None
     start: np.ndarray
     attend_len: np.ndarray
     select_len: np.ndarray
@@ -59,6 +62,7 @@ class SelectionJob:
         cut = slice(first, last)
         return SelectionJob(
             [layer[cut] for layer in self.extents],
+            None if self.index is None else [layer[cut] for layer in self.index],
             self.start[cut],
             self.attend_len[cut],
             self.select_len[cut],

@@ -23,6 +23,7 @@ class Selector(abc.ABC):
       attends_draft: the draft's rows are written to the full pool and enter the softmax.
       refines: the engine may fetch C > K rows and keep the best K at step 0 of the next block,
         judged by that block's real queries.
+      indexed: it scans keys alone, and may do so in their int8 index, if the job has one.
       own_ratio: C / K unless asked otherwise.
       candidates_ratio: C / K of this instance.
     """
@@ -32,6 +33,7 @@ class Selector(abc.ABC):
     style: ClassVar[Style]
     attends_draft: ClassVar[bool] = False
     refines: ClassVar[bool] = False
+    indexed: ClassVar[bool] = False
     own_ratio: ClassVar[float] = 1.0
 
     def __init__(self, candidates_ratio: float | None = None) -> None:
