@@ -48,20 +48,27 @@ static inline Ahead look_ahead(const Prefetch& setting, const char* keys, const 
   return a;
 }
 
+static inline void prefetch_lines(Hint hint, const char* from, int64_t lines) {
+  const char* end = from + lines * kLineBytes;
+  if (hint == Hint::kT0)
+    for (; from < end; from += kLineBytes) __builtin_prefetch(from, 0, 3);
+  else if (hint == Hint::kT1)
+    for (; from < end; from += kLineBytes) __builtin_prefetch(from, 0, 2);
+  else
+    for (; from < end; from += kLineBytes) __builtin_prefetch(from, 0, 0);
+}
+
 // Asks for so many lines, or as many as the lead allows.
 static inline void ask(Ahead& a, int64_t lines) {
   if (a.hint == Hint::kNone) return;
   if (lines > kMostLead - a.lead) lines = kMostLead - a.lead;
-  for (int64_t i = 0; i < lines && a.tile < a.tiles; ++i) {
-    const char* at = a.planes[a.plane] + (a.tile * a.segment + a.line) * kLineBytes;
-    if (a.hint == Hint::kT0)
-      __builtin_prefetch(at, 0, 3);
-    else if (a.hint == Hint::kT1)
-      __builtin_prefetch(at, 0, 2);
-    else
-      __builtin_prefetch(at, 0, 0);
-    ++a.lead;
-    if (++a.line < a.segment) continue;
+  while (lines > 0 && a.tile < a.tiles) {
+    const int64_t rest = a.segment - a.line, run = lines < rest ? lines : rest;
+    prefetch_lines(a.hint, a.planes[a.plane] + (a.tile * a.segment + a.line) * kLineBytes, run);
+    a.lead += run;
+    a.line += run;
+    lines -= run;
+    if (a.line < a.segment) return;
     a.line = 0;
     if (++a.plane < a.segments) continue;
     a.plane = 0;
