@@ -230,7 +230,7 @@ def test_a_failing_copy_to_the_device_is_an_error_not_a_corruption(streams, monk
         def broken(layer):
             raise RuntimeError("no memory for the copy")
 
-        patch.setattr(made.session.retrieval.staging, "send", broken)
+        patch.setattr(made.session.retrieval.transfer, "send", broken)
         (result,) = made.generate(prompts((60,)), RULE)
     assert "no memory for the copy" in result.error
     assert answers(made, prompts((60,)), RULE) == want

@@ -21,6 +21,8 @@ from herald_jax.cli.options import (
     HostMemory,
     Json,
     MaxBatch,
+    Transfer,
+    TransferName,
     check_text,
     read_budget,
     read_size,
@@ -71,6 +73,7 @@ def plan(
     budget_tokens: BudgetTokens = None,
     candidates_ratio: CandidatesRatio = None,
     exact_layers: ExactLayers = None,
+    transfer: Transfer = TransferName.changes,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -115,6 +118,7 @@ def plan(
             budget=chosen_budget,
             candidates_ratio=candidates_ratio,
             exact_layers=exact_layers,
+            transfer=transfer.value,
             max_batch=max_batch,
             max_context=context,
             device_memory=device_bytes,

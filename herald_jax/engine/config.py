@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal, get_args
 
 from herald_jax.diffusion.rules import (
     Compare,
@@ -18,6 +19,8 @@ from herald_jax.diffusion.rules import (
 from herald_jax.kv.budget import Budget
 from herald_jax.models.config import ModelConfig
 
+Transfer = Literal["changes", "full"]
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -29,6 +32,8 @@ class EngineConfig:
       budget: selected entries per KV head in the sparse layers.
       candidates_ratio: C / K of selectors that refine on the device; None takes the selector's own.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
+      transfer: between blocks copy only the rows that the device lacks ("changes"), or all that are
+        selected ("full"); the tokens are the same.
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
         None fits the requests at hand, up to the model's own length.
@@ -50,6 +55,7 @@ class EngineConfig:
     budget: Budget = field(default_factory=Budget)
     candidates_ratio: float | None = None
     exact_layers: int | None = None
+    transfer: Transfer = "changes"
     max_batch: int = 8
     max_context: int | None = None
     prefill_chunk: int = 512
@@ -79,6 +85,8 @@ class EngineConfig:
             )
         if self.exact_layers is not None and self.exact_layers < 0:
             raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")
+        if self.transfer not in get_args(Transfer):
+            raise ValueError(f'transfer {self.transfer!r} is unknown: give "changes" or "full"')
         if self.sinks < 0:
             raise ValueError(f"sinks {self.sinks} is negative: give 0 or more")
 

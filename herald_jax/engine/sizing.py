@@ -75,6 +75,7 @@ class Sizing:
             candidates_ratio=1.0 if selector is None else selector.candidates_ratio,
             dtype=self.dtype,
             whole_layers=isinstance(selector, CurrentBlockSelector),
+            changes=self.config.transfer == "changes",
         )
 
     def plan(self, shape: CacheShape) -> MemoryPlan:

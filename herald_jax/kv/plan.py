@@ -21,13 +21,13 @@ class MemoryPlan:
 
     Attributes:
       weights: parameters on the device.
-      exact, pools: KV of the exact layers; active sparse pool, and the idle one or, for selectors
-        that read whole layers, one layer's KV.
+      exact, pools: KV of the exact layers; active sparse pool, and what is on its way to the next:
+        changes, an idle pool or, for selectors that read whole layers, one layer's KV.
       prefill: one request's full KV, held while its prompt is read.
       workspace: activations, and the larger of a step's logits and a prefill chunk's attention
         scores, in float32.
       host_pool: the full pool for all slots; ``staging``: host buffers of what is on
-        its way to the device, an idle pool or one layer's KV.
+        its way to the device: changes, an idle pool or one layer's KV.
     """
 
     weights: int
@@ -64,6 +64,7 @@ def cache_shape(
     candidates_ratio: float,
     dtype: np.dtype,
     whole_layers: bool = False,
+    changes: bool = False,
 ) -> CacheShape:
     """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
 
@@ -88,6 +89,7 @@ def cache_shape(
         head_dim=config.head_dim,
         dtype=np.dtype(dtype),
         whole_layers=whole_layers and sparse > 0,
+        changes=changes and candidates > 0 and not whole_layers,
     )
 
 
@@ -124,11 +126,11 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     return MemoryPlan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
-        pools=shape.pool_bytes + shape.incoming_bytes,
+        pools=shape.pool_bytes + shape.refined_bytes + shape.incoming_bytes,
         prefill=config.num_layers * entry * rows,
         workspace=activations + max(logits, scores),
         host_pool=slots * shape.sparse_layers * entry * shape.rows,
-        staging=shape.incoming_bytes,
+        staging=shape.staging_bytes,
     )
 
 
