@@ -407,9 +407,12 @@ def test_auto_is_dense_while_it_fits():
     assert tight.device_kv_bytes < small.sizing.shape("dense", 1024).device_bytes
 
 
-@pytest.mark.parametrize("method", ["dense", *SELECTORS])
-def test_booked_equals_planned(method):
-    made = engine(method, 0.1)
+@pytest.mark.parametrize(
+    ("method", "transfer"),
+    [("herald-draft", "full"), *((name, "changes") for name in ("dense", *SELECTORS))],
+)
+def test_booked_equals_planned(method, transfer):
+    made = engine(method, 0.1, transfer=transfer)
     answers(made, prompts((60, 150)), RULE)
     session, sizing = made.session, made.sizing
     plan = sizing.plan(sizing.shape(method, 192))
@@ -417,12 +420,20 @@ def test_booked_equals_planned(method):
     assert held == plan.exact
     pool = session.full_pool.bytes_for(192) * session.shape.slots if method != "dense" else 0
     assert abs(pool - plan.host_pool) <= 4096 * session.shape.slots
-    moving = session.retrieval or session.current
-    staging = moving.staging.keys + moving.staging.values if moving else []
+    moving, shape = (
+        session.retrieval.transfer if session.retrieval else session.current,
+        session.shape,
+    )
+    if shape.changes:
+        staging = moving._memory.arrays
+    else:
+        staging = moving.staging.keys + moving.staging.values if moving else []
     assert sum(part.nbytes for part in staging) == plan.staging
     session.cache.reset_pool()
     held = sum(b.nbytes for pair in session.cache.pool for b in pair)
-    assert held + plan.staging == plan.pools
+    # What changes hold on the device at their peak is measured in test_changes.py.
+    incoming = shape.refined_bytes + shape.incoming_bytes if shape.changes else plan.staging
+    assert held + incoming == plan.pools
     weights = made.stack.parameter_bytes
     assert weights == plan.weights
 
