@@ -89,11 +89,11 @@ class CacheShape:
 
     @property
     def changes_room(self) -> int:
-        """Bytes of changes that may be on the device at once: 3/4 of all, but a whole layer.
+        """Bytes of changes that may be on the device at once: 7/8 of all, but a whole layer.
 
         Layers that find no room are copied at the block boundary, where that is not hidden.
         """
-        return max(4, 3 * self.sparse_layers) * self.change_bytes // 4
+        return max(8, 7 * self.sparse_layers) * self.change_bytes // 8
 
     @property
     def incoming_bytes(self) -> int:
