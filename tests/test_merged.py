@@ -191,7 +191,7 @@ def test_a_ratio_sizes_candidates_and_plan(method, ratio):
     assert session.shape == shape
     assert shape.candidates == min(192 - 2 * BLOCK, math.ceil(ratio * shape.selected))
     assert shape.pool_rows == 2 * BLOCK + shape.candidates
-    assert session.retrieval.staging.keys[0].shape[1] == shape.pool_rows
+    assert session.cache.pool[0][0].shape[1] == shape.pool_rows
     summary = made.summary(1.0)
     assert summary["candidates_ratio"] == ratio
 

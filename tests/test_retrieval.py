@@ -39,28 +39,20 @@ def observed(monkeypatch):
         session = made._prepare(requests, RULE)
         for index, request in enumerate(requests):
             session.admit(index, request)
-        begin, send = session.retrieval.begin, session.retrieval.staging.send
+        begin = session.retrieval.begin
 
         def watch_begin(job, rows, **rest):
             seen.update(rest, job=job)
             begin(job, rows, **rest)
 
-        sent = {}
-
-        def watch_send(layer):
-            pair = send(layer)
-            sent[layer] = [np.asarray(part).copy() for part in pair]
-            return pair
-
         monkeypatch.setattr(session.retrieval, "begin", watch_begin)
-        monkeypatch.setattr(session.retrieval.staging, "send", watch_send)
         for _ in range(blocks):
             tokens, _, failures = session.run_block()
             assert not failures
             for index, slot in session.batch.active():
                 slot.generated += tokens[index].tolist()
                 slot.start += BLOCK
-        seen["sent"] = sent
+        seen["pool"] = [[np.asarray(part) for part in pair] for pair in session.cache.pool]
         return session, seen
 
     return run
@@ -94,12 +86,12 @@ def test_selection_equals_a_plain_pass(observed, method, blocks):
         )
         np.testing.assert_array_equal(job.indices[index], wanted)
         x = layer.post(x, jnp.asarray(out, jnp.float32)[:, None])
-        for which, sent in enumerate(seen["sent"][index]):
+        for which, pool in enumerate(seen["pool"][index]):
             for slot in range(2):
                 for head in range(TINY.num_kv_heads):
                     rows = wanted[slot, head, : job.budget[slot]]
                     np.testing.assert_array_equal(
-                        sent[slot, 2 * BLOCK : 2 * BLOCK + len(rows), head],
+                        pool[slot, 2 * BLOCK : 2 * BLOCK + len(rows), head],
                         job.extents[index][slot][head, which, rows],
                     )
     session.close()

@@ -15,6 +15,13 @@ from herald_jax.kv.host_memory import parse_bytes
 MOST_TOKENS, MOST_REQUESTS = 2**31 - 1, 65536
 
 
+class TransferName(StrEnum):
+    """How selected rows come to the device."""
+
+    changes = "changes"
+    full = "full"
+
+
 class Dtype(StrEnum):
     """Dtypes of weights and KV cache."""
 
@@ -80,6 +87,14 @@ ExactLayers = Annotated[
 MaxBatch = Annotated[
     int,
     typer.Option(min=1, max=MOST_REQUESTS, metavar="N", help="Most requests decoded together."),
+]
+Transfer = Annotated[
+    TransferName,
+    typer.Option(
+        help="Which selected rows are copied to the device between blocks. changes: those that the "
+        "block before did not select, since the others are there already; full: all of them, which "
+        "gives the same answers and shows what changes save."
+    ),
 ]
 DeviceMemory = Annotated[
     str | None,

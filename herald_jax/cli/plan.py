@@ -23,6 +23,8 @@ from herald_jax.cli.options import (
     KeyIndexName,
     KeyIndexOption,
     MaxBatch,
+    Transfer,
+    TransferName,
     check_text,
     read_budget,
     read_size,
@@ -75,6 +77,7 @@ def plan(
     candidates_ratio: CandidatesRatio = None,
     key_index: KeyIndexOption = KeyIndexName.int8,
     exact_layers: ExactLayers = None,
+    transfer: Transfer = TransferName.changes,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -120,6 +123,7 @@ def plan(
             candidates_ratio=candidates_ratio,
             key_index=key_index.value,
             exact_layers=exact_layers,
+            transfer=transfer.value,
             max_batch=max_batch,
             max_context=context,
             device_memory=device_bytes,

@@ -16,6 +16,7 @@ from herald_jax.engine.request import Slot
 from herald_jax.engine.step_programs import BlockState, Decoding
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.full_pool import Booking
 from herald_jax.selection import SelectionJob
 
 
@@ -36,6 +37,10 @@ class Batch:
     def free(self) -> list[int]:
         """Indices of empty slots."""
         return [n for n, slot in enumerate(self.slots) if slot is None]
+
+    def bookings(self) -> list[Booking | None]:
+        """Every slot's part of the full pool."""
+        return [None if slot is None else slot.booking for slot in self.slots]
 
     def per_slot(self, value: Callable[[Slot], int], empty: int = 0) -> np.ndarray:
         """int32 [N] of a quantity of each slot."""

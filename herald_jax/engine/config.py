@@ -20,6 +20,7 @@ from herald_jax.kv.budget import Budget
 from herald_jax.models.config import ModelConfig
 
 KeyIndex = Literal["int8", "none"]
+Transfer = Literal["changes", "full"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class EngineConfig:
       key_index: what selectors that refine on the device scan: "int8", an index beside K and V that
         is a quarter of their size in bfloat16, or "none", the keys. Others have no index.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
+      transfer: between blocks copy only the rows that the device lacks ("changes"), or all that are
+        selected ("full"); the tokens are the same.
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
         None fits the requests at hand, up to the model's own length.
@@ -56,6 +59,7 @@ class EngineConfig:
     candidates_ratio: float | None = None
     key_index: KeyIndex = "int8"
     exact_layers: int | None = None
+    transfer: Transfer = "changes"
     max_batch: int = 8
     max_context: int | None = None
     prefill_chunk: int = 512
@@ -88,6 +92,8 @@ class EngineConfig:
             raise ValueError(f"--key-index {self.key_index!r} is unknown: use {known}")
         if self.exact_layers is not None and self.exact_layers < 0:
             raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")
+        if self.transfer not in get_args(Transfer):
+            raise ValueError(f'transfer {self.transfer!r} is unknown: give "changes" or "full"')
         if self.sinks < 0:
             raise ValueError(f"sinks {self.sinks} is negative: give 0 or more")
 

@@ -6,14 +6,12 @@ goes on to the next. It is the exact reference that the other selectors approxim
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import host_kernels
@@ -25,6 +23,7 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import DeviceCache
 from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.pool_transfer import own_rows
 from herald_jax.kv.transfer import Staging
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
@@ -163,7 +162,7 @@ class CurrentBlock:
     def commit(self) -> None:
         """Writes the finished block's KV to the full pool, before the next block needs it."""
         with self.timeline.span("main", "rows to host"):
-            committed = _own_rows(self.cache.pool, self.programs.config.block_size)
+            committed = own_rows(self.cache.pool, self.programs.config.block_size)
             wait_ready(committed, self.timeout, "the committed block's KV")
             shape = self.cache.shape
             BlockRows(self._bookings, self._start, [committed]).store(shape, 0, shape.slots)
@@ -172,9 +171,3 @@ class CurrentBlock:
         """Unregisters staging and forgets the bookings."""
         self._bookings = [None] * self.cache.shape.slots
         self.staging.close()
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _own_rows(pool: list[Buffer], block: int) -> jax.Array:
-    """[layers, 2, N, B, H_kv, D], keys then values."""
-    return jnp.stack([jnp.stack([k[:, :block], v[:, :block]]) for k, v in pool])

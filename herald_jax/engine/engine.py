@@ -294,6 +294,7 @@ class Engine:
     def summary(self, seconds: float) -> dict[str, Any]:
         """The ``--json`` summary of what was generated in ``seconds``; delivered tokens only."""
         timeline = self.timeline
+        moved = timeline.rows_moved_fraction
         return {
             "method": self.method,
             "method_reason": self.method_reason,
@@ -312,6 +313,7 @@ class Engine:
             "stall_fraction": round(timeline.stall_fraction, 4),
             "prefill_seconds": round(timeline.prefill_seconds, 4),
             "retrieval_seconds": round(timeline.retrieval_seconds, 4),
+            "rows_moved_fraction": None if moved is None else round(moved, 4),
             "device_kv_bytes": self.device_kv_bytes,
             "host_kv_bytes": self.host_kv_peak,
         }

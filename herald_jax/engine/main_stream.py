@@ -1,10 +1,10 @@
-"""The main stream: denoises the current block of every slot and swaps pools at the boundary."""
+"""The main stream: denoises the current block of every slot."""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, Decision, Decoding, Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
-from herald_jax.kv.device_cache import Buffer, DeviceCache
+from herald_jax.kv.device_cache import DeviceCache
 from herald_jax.kv.transfer import start_fetch
 
 #: Places in ``Decision.flags``.
@@ -82,16 +82,6 @@ class MainStream:
         self.block = programs.block
         self.queue_depth = queue_depth
         self._queued: deque[jax.Array] = deque()
-
-    def swap(self, idle: Sequence[Buffer]) -> jax.Array:
-        """Makes the idle pool active.
-
-        Returns:
-          the committed block's rows [layers, 2, N, B, H_kv, D], keys then values.
-        """
-        self.cache.pool, committed = _swapped(list(idle), self.cache.pool, self.block)
-        start_fetch([committed])
-        return committed
 
     def denoise(
         self,
@@ -215,6 +205,8 @@ class MainStream:
         queries: list[Queries] = []
         # A refined pool is smaller than its candidates and cannot take their place.
         donate = [] if refines else [0]
+        if refines and self.cache.shape.changes:
+            self.cache.candidates = list(self.cache.pool)
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.query_step, group, donate=donate)
             x, self.cache.pool[part], merged = program(
@@ -293,20 +285,3 @@ def _pair_inputs(
         following = representative_position(state.start, block)[:, None]
     tokens = jnp.concatenate([state.tokens, drafted, jnp.full_like(following, mask_id)], axis=1)
     return tokens, jnp.concatenate([positions, positions, following], axis=1)
-
-
-@functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
-def _swapped(
-    idle: list[Buffer], active: list[Buffer], block: int
-) -> tuple[list[Buffer], jax.Array]:
-    """The idle pool with the committed block as its tail, and the committed rows."""
-    committed = [(k[:, :block], v[:, :block]) for k, v in active]
-
-    def with_tail(buffer: jax.Array, rows: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(buffer, rows, (0, block, 0, 0))
-
-    pool = [
-        (with_tail(k, ck), with_tail(v, cv))
-        for (k, v), (ck, cv) in zip(idle, committed, strict=True)
-    ]
-    return pool, jnp.stack([jnp.stack(pair) for pair in committed])

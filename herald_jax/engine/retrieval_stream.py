@@ -19,16 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import host_kernels
 from herald_jax.diffusion.draft import representative_position
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.wait import wait_ready
 from herald_jax.engine.worker import Worker
-from herald_jax.kv.device_cache import Buffer, CacheShape
-from herald_jax.kv.transfer import Staging
+from herald_jax.kv.changes import ChangesTransfer
+from herald_jax.kv.device_cache import CacheShape, DeviceCache
+from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
 from herald_jax.selection import (
     LayerSerialSelector,
     MergedQueries,
@@ -41,14 +42,18 @@ from herald_jax.selection.callback import SelectionCallback, dispatch
 
 @dataclass
 class Retrieval:
-    """Everything one block's retrieval needs and what became of it."""
+    """Everything one block's retrieval needs and what became of it.
+
+    Attributes:
+      sent: of every sparse layer what its transfer sent, None until it did.
+    """
 
     job: SelectionJob
     rows: list[BlockRows]
     representative: jax.Array | None
     positions: np.ndarray
     queries: Sequence[Queries] | None
-    pool: list[Buffer | None]
+    sent: list[Any]
     waiting: list[int]
     failures: dict[int, str] = field(default_factory=dict)
     error: BaseException | None = None
@@ -76,12 +81,11 @@ class RetrievalStream:
         cuts = [shape.slots * part // streams for part in range(streams + 1)]
         self.parts = list(itertools.pairwise(cuts))
         self.workers = [Worker(f"retrieval-{index}") for index in range(streams)]
-        self.staging = Staging(
-            shape.sparse_layers,
-            shape.buffer_shape(shape.pool_rows),
-            shape.dtype,
-            device,
-        )
+        self.transfer: PoolTransfer[Any]
+        if shape.changes:
+            self.transfer = ChangesTransfer(shape, self.parts, device, self._await_copy)
+        else:
+            self.transfer = FullTransfer(shape, self.parts, device)
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
@@ -158,11 +162,27 @@ class RetrievalStream:
                 self._current = None
                 raise EngineError(f"the retrieval stream failed: {error}") from error
         self._current = None
-        if any(pair is None for pair in retrieval.pool):
+        if any(sent is None for sent in retrieval.sent):
             # Of several threads the one that did not start the copy does not know that it failed.
             raise EngineError(f"the retrieval stream failed: {retrieval.error}")
         self.timeline.retrieval_seconds += retrieval.seconds
         return retrieval
+
+    def swap(self, cache: DeviceCache, done: Retrieval) -> jax.Array:
+        """Makes what a joined retrieval fetched the active pool.
+
+        Returns:
+          the committed block's rows [layers, 2, N, B, H_kv, D], keys then values.
+        """
+        committed = self.transfer.swap(cache, done.sent, done.job.indices, _fetched(done.job))
+        for slot in done.failures:
+            self.transfer.forget(slot)
+        return committed
+
+    def _await_copy(self, array: jax.Array) -> None:
+        began = time.perf_counter()
+        wait_ready(array, self.timeout, "the copy of rows that are new to the device")
+        self.timeline.stall_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Ends the threads and unregisters staging."""
@@ -170,7 +190,7 @@ class RetrievalStream:
             worker.close()
         if self._callback is not None:
             self._callback.close()
-        self.staging.close()
+        self.transfer.close()
 
     # -- on the worker threads ------------------------------------------------------------------
 
@@ -187,7 +207,7 @@ class RetrievalStream:
                 if part.error is not None:
                     raise part.error
                 with self.timeline.span(f"retrieval-{stream}", "gather"):
-                    self._gather(layer, part, first, last)
+                    self._gather(layer, part, stream)
                 self._deliver(retrieval, layer)
                 delivered += 1
         except BaseException as error:
@@ -196,6 +216,7 @@ class RetrievalStream:
                 if retrieval.job.active[slot]:
                     retrieval.failures[slot] = f"selection failed: {error}"
         for layer in range(delivered, self.shape.sparse_layers):
+            self.transfer.skip(layer, stream)
             self._deliver(retrieval, layer)
         for bad in np.flatnonzero(part.status):
             retrieval.failures.setdefault(
@@ -239,23 +260,24 @@ class RetrievalStream:
             yield layer
         self._callback.jobs[stream] = None
 
-    def _gather(self, layer: int, part: SelectionJob, first: int, last: int) -> None:
-        self.staging.reclaim(layer)
-        host_kernels.gather(
-            part.extents[layer],
-            part.indices[layer],
-            np.where(part.active, part.candidates, 0).astype(np.int32),
-            self.staging.keys[layer][first:last],
-            self.staging.values[layer][first:last],
-            row_offset=2 * self.shape.block_size,
+    def _gather(self, layer: int, part: SelectionJob, stream: int) -> None:
+        counts = _fetched(part)
+        moved = self.transfer.gather(
+            layer, stream, part.extents[layer], part.indices[layer], counts
         )
+        self.timeline.count_rows(int(counts.sum()) * self.shape.kv_heads, moved)
 
     def _deliver(self, retrieval: Retrieval, layer: int) -> None:
         """Starts the copy of a layer once all parts have gathered their rows."""
         with self._lock:
             retrieval.waiting[layer] -= 1
             if retrieval.waiting[layer] == 0:
-                retrieval.pool[layer] = self.staging.send(layer)
+                retrieval.sent[layer] = self.transfer.send(layer)
+
+
+def _fetched(job: SelectionJob) -> np.ndarray:
+    """int32 [N], rows that a job fetches for each slot and KV head."""
+    return np.where(job.active, job.candidates, 0).astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import jax
@@ -12,11 +11,9 @@ import host_kernels
 from herald_jax.diffusion.accept import AcceptRule
 from herald_jax.diffusion.rules import Rule
 from herald_jax.engine.batch import Batch
-from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.config import EngineConfig, GenerationConfig
 from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
-from herald_jax.engine.errors import WaitTimeout
-from herald_jax.engine.lookahead import Lookahead
+from herald_jax.engine.handover import Handover
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.engine.main_stream import MainStream
 from herald_jax.engine.prefill import Prefill
@@ -24,14 +21,12 @@ from herald_jax.engine.prefill_programs import PrefillPrograms
 from herald_jax.engine.request import Request, Result, Slot
 from herald_jax.engine.retrieval_stream import RetrievalStream
 from herald_jax.engine.stack import LayerStack
-from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
-from herald_jax.kv.full_pool import Booking, FullPool
+from herald_jax.kv.full_pool import FullPool
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import (
     CurrentBlockSelector,
-    LayerSerialSelector,
     QueryOnceSelector,
     Selector,
 )
@@ -121,6 +116,7 @@ class Session:
             timeline=timeline,
         )
         self.retrieval: RetrievalStream | None = None
+        self.handover: Handover | None = None
         if selector is not None and self.current is None:
             streams = config.retrieval_streams or (2 if accelerator else 1)
             self.retrieval = RetrievalStream(
@@ -132,7 +128,7 @@ class Session:
                 timeout=config.timeout,
                 timeline=timeline,
             )
-        self._committed: BlockRows | None = None
+            self.handover = Handover(self.batch, self.cache, self.retrieval, timeline)
 
     def take(self, rows: int, generation: GenerationConfig, sampled: bool) -> bool:
         """Takes another generation on, if it can.
@@ -165,8 +161,12 @@ class Session:
     @property
     def host_kv_bytes(self) -> int:
         """Host memory that holds KV: bookings at present and staging."""
-        moving = self.retrieval or self.current
-        return self.full_pool.used + (moving.staging.nbytes if moving is not None else 0)
+        staging = 0
+        if self.retrieval is not None:
+            staging = self.retrieval.transfer.nbytes
+        elif self.current is not None:
+            staging = self.current.staging.nbytes
+        return self.full_pool.used + staging
 
     def admit(self, index: int, request: Request) -> Slot:
         """Books host memory for a request and reads its prompt into slot ``index``.
@@ -191,6 +191,8 @@ class Session:
             if booking is not None:
                 self.full_pool.release(booking)
             raise
+        if self.handover is not None:
+            self.handover.placed(index)
         self.batch.slots[index] = slot
         slot.result.prefill_seconds = time.perf_counter() - began
         self.timeline.prefill_seconds += slot.result.prefill_seconds
@@ -212,8 +214,8 @@ class Session:
         Call it between blocks, when no retrieval is running.
         """
         self.cache.clear(index)
-        if self.retrieval is not None:
-            self.retrieval.staging.clear(index)
+        if self.handover is not None:
+            self.handover.clear(index)
 
     def run_block(self) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
         """Denoises and commits the current block of every slot and fetches the next pool.
@@ -228,8 +230,8 @@ class Session:
         began = time.perf_counter()
         batch, timeline = self.batch, self.timeline
         if self.current is not None:
-            self.current.begin(self._bookings(), batch.per_slot(lambda slot: slot.start))
-        lookahead = self._lookahead()
+            self.current.begin(batch.bookings(), batch.per_slot(lambda slot: slot.start))
+        lookahead = None if self.handover is None else self.handover.lookahead()
         accept, size = AcceptRule.of(self.rule), self.shape.block_size
         done = self.main.denoise(
             batch.state(accept.edits),
@@ -251,79 +253,27 @@ class Session:
                 slot.lead = int(done.following[index])
         return done.tokens, done.broken, failures
 
-    def _lookahead(self) -> Lookahead | None:
-        selector, retrieval = self.selector, self.retrieval
-        if selector is None or retrieval is None:
-            return None
-        job = self.batch.job(selector.candidates_ratio, selector.attends_draft)
-        if job is None:
-            return None
-        bookings = [
-            slot.booking if slot is not None and job.active[n] else None
-            for n, slot in enumerate(self.batch.slots)
-        ]
-
-        def begin(
-            representative: jax.Array | None,
-            drafts: list[jax.Array] | None,
-            queries: list[Queries] | None,
-        ) -> None:
-            rows = [] if self._committed is None else [self._committed]
-            self._committed = None
-            if drafts is not None and selector.attends_draft:
-                rows.append(BlockRows(bookings, job.start, drafts))
-            retrieval.begin(job, rows, representative=representative, queries=queries)
-
-        if isinstance(selector, LayerSerialSelector):
-            return Lookahead(1, True, selector.attends_draft, None, begin)
-        assert isinstance(selector, QueryOnceSelector)
-        masks = self.shape.block_size if selector.drafted else 0
-        return Lookahead(masks, False, selector.drafted, selector.merge_step, begin)
-
     def _boundary(self) -> dict[int, str]:
-        """Joins the retrieval and swaps pools; the wait is the block-boundary stall.
-
-        Without a retrieval stream, the committed block's KV goes to the host here.
-        """
+        """Fetches the next pool or, where blocks select for themselves, returns this one's KV."""
+        if self.handover is not None:
+            return self.handover.boundary()
         if self.current is not None:
             self.current.commit()
             for _, slot in self.batch.active():
                 slot.selected = self.config.budget.entries(slot.start)
-            return {}
-        retrieval = self.retrieval
-        if retrieval is None:
-            return {}
-        if not retrieval.busy:
-            self._committed = None
-            self.cache.reset_pool()
-            return {}
-        began = time.perf_counter()
-        with self.timeline.span("main", "stall"):
-            done = retrieval.join()
-        self.timeline.stall_seconds += time.perf_counter() - began
-        with self.timeline.span("main", "swap"):
-            committed = self.main.swap([pair for pair in done.pool if pair is not None])
-        self._committed = BlockRows(self._bookings(), done.job.start, [committed])
-        for n, slot in self.batch.active():
-            slot.selected = int(done.job.candidates[n])
-        return done.failures
-
-    def _bookings(self) -> list[Booking | None]:
-        return [None if slot is None else slot.booking for slot in self.batch.slots]
+        return {}
 
     def abandon(self) -> None:
         """Empties every slot, once no retrieval reads their bookings any more."""
-        if self.retrieval is not None and self.retrieval.busy:
-            with contextlib.suppress(WaitTimeout):
-                self.retrieval.join()
-        self._committed = None
+        if self.handover is not None:
+            self.handover.abandon()
         for index, _ in list(self.batch.active()):
             self.retire(index)
 
     def close(self) -> None:
         """Releases every booking, ends the threads and unregisters memory."""
         self.abandon()
-        if self.retrieval is not None:
-            self.retrieval.close()
+        if self.handover is not None:
+            self.handover.close()
         if self.current is not None:
             self.current.close()

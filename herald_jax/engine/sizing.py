@@ -81,6 +81,7 @@ class Sizing:
             dtype=self.dtype,
             whole_layers=isinstance(selector, CurrentBlockSelector),
             key_index=self.key_index(method) == "int8",
+            changes=self.config.transfer == "changes",
         )
 
     def plan(self, shape: CacheShape) -> MemoryPlan:

@@ -29,6 +29,8 @@ class Timeline:
       block_seconds: time in denoising, commit and boundary; ``stall_seconds``: of which the main
         stream waited for the retrieval stream (the block-boundary stall) or for whole layers.
       retrieval_seconds: time the retrieval stream took.
+      rows_selected: rows of a position and KV head that were selected for coming blocks, over slots
+        and sparse layers; ``rows_moved``: of which the device did not hold yet.
     """
 
     trace: bool = False
@@ -39,6 +41,8 @@ class Timeline:
     stall_seconds: float = 0.0
     retrieval_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    rows_selected: int = 0
+    rows_moved: int = 0
     spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,6 +62,17 @@ class Timeline:
             end = time.perf_counter() - self.began
             with self._lock:
                 self.spans.append(Span(stream, label, begin, end, block))
+
+    def count_rows(self, selected: int, moved: int) -> None:
+        """Adds to ``rows_selected`` and ``rows_moved``."""
+        with self._lock:
+            self.rows_selected += selected
+            self.rows_moved += moved
+
+    @property
+    def rows_moved_fraction(self) -> float | None:
+        """Share of selected rows that were copied to the device; None where none was selected."""
+        return self.rows_moved / self.rows_selected if self.rows_selected else None
 
     @property
     def stall_fraction(self) -> float:

@@ -26,6 +26,7 @@ class CacheShape:
       whole_layers: no idle pool is fetched; each sparse layer's whole KV comes when it is needed,
         one layer at a time.
       key_index: the full pool keeps an int8 index of its keys.
+      changes: between blocks only rows that the previous selection lacked are fetched.
     """
 
     slots: int
@@ -40,6 +41,7 @@ class CacheShape:
     dtype: np.dtype
     whole_layers: bool = False
     key_index: bool = False
+    changes: bool = False
 
     @property
     def nothing(self) -> np.ndarray:
@@ -70,14 +72,54 @@ class CacheShape:
         return self.sparse_layers * self.layer_bytes(self.pool_rows) if self.sparse_layers else 0
 
     @property
+    def refines(self) -> bool:
+        """Whether step 0 keeps K of C candidates."""
+        return self.candidates > self.selected
+
+    @property
+    def refined_bytes(self) -> int:
+        """Bytes of what step 0 keeps, where the candidates stay for the next block's changes."""
+        if not (self.changes and self.refines):
+            return 0
+        return self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
+
+    @property
+    def change_bytes(self) -> int:
+        """Bytes of one layer's changes where every row is new: int32 sources, K and V rows."""
+        rows = self.slots * self.kv_heads * self.candidates
+        return rows * (4 + 2 * self.head_dim * self.dtype.itemsize)
+
+    @property
+    def changes_room(self) -> int:
+        """Bytes of changes that may be on the device at once: 7/8 of all, but a whole layer.
+
+        Layers that find no room are copied at the block boundary, where that is not hidden.
+        """
+        return max(8, 7 * self.sparse_layers) * self.change_bytes // 8
+
+    @property
     def incoming_bytes(self) -> int:
-        """Bytes on their way to the device, held there and in staging: idle pool or whole layer."""
-        return self.layer_bytes(self.rows) if self.whole_layers else self.pool_bytes
+        """Bytes on the device of what is on its way there: changes, idle pool or whole layer.
+
+        At the boundary changes make a layer's new pool beside its old one.
+        """
+        if self.whole_layers:
+            return self.layer_bytes(self.rows)
+        if self.changes:
+            return self.changes_room + self.layer_bytes(self.pool_rows)
+        return self.pool_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes on the host of what is on its way to the device."""
+        if self.changes:
+            return self.sparse_layers * self.change_bytes
+        return self.incoming_bytes
 
     @property
     def device_bytes(self) -> int:
         """Bytes of KV held on the device: exact buffers, active pool, and what is on its way."""
-        return self.exact_bytes + self.pool_bytes + self.incoming_bytes
+        return self.exact_bytes + self.pool_bytes + self.refined_bytes + self.incoming_bytes
 
 
 def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:
@@ -97,12 +139,19 @@ def _filler(
 
 
 class DeviceCache:
-    """The buffers the main stream owns; programs donate and replace them."""
+    """The buffers the main stream owns; programs donate and replace them.
+
+    Attributes:
+      exact: the exact layers' buffers; ``pool``: the active sparse pool.
+      candidates: the pool as it was at the boundary, where step 0 refined it and the next block's
+        changes need all of its rows; empty otherwise.
+    """
 
     def __init__(self, shape: CacheShape, device: jax.Device) -> None:
         self.shape, self.device = shape, device
         self.exact = zeros(shape.exact_layers, shape.buffer_shape(shape.rows), shape.dtype, device)
         self.pool: list[Buffer] = []
+        self.candidates: list[Buffer] = []
         self.reset_pool()
 
     def clear(self, slot: int) -> None:
@@ -116,6 +165,7 @@ class DeviceCache:
     def reset_pool(self) -> None:
         """An empty active pool, for when nothing was retrieved for the coming block."""
         shape = self.shape
+        self.candidates = []
         self.pool = zeros(
             shape.sparse_layers, shape.buffer_shape(shape.pool_rows), shape.dtype, self.device
         )

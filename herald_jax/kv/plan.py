@@ -22,14 +22,15 @@ class MemoryPlan:
 
     Attributes:
       weights: parameters on the device.
-      exact, pools: KV of the exact layers; active sparse pool, and the idle one or, for selectors
-        that read whole layers, one layer's KV.
+      exact, pools: KV of the exact layers; active sparse pool, and what is on its way to the next:
+        changes, an idle pool or, for selectors that read whole layers, one layer's KV.
       prefill: one request's full KV, held while its prompt is read.
       workspace: activations, and the larger of a step's logits and a prefill chunk's attention
         scores, in float32.
       host_pool: K and V rows of the full pool for all slots; ``key_index``: the index of its keys,
         where there is one.
-      staging: host buffers of what is on its way to the device, an idle pool or one layer's KV.
+      staging: host buffers of what is on its way to the device: changes, an idle pool or one
+        layer's KV.
     """
 
     weights: int
@@ -73,6 +74,7 @@ def cache_shape(
     dtype: np.dtype,
     whole_layers: bool = False,
     key_index: bool = False,
+    changes: bool = False,
 ) -> CacheShape:
     """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
 
@@ -98,6 +100,7 @@ def cache_shape(
         dtype=np.dtype(dtype),
         whole_layers=whole_layers and sparse > 0,
         key_index=key_index and sparse > 0,
+        changes=changes and candidates > 0 and not whole_layers,
     )
 
 
@@ -135,12 +138,12 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     return MemoryPlan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
-        pools=shape.pool_bytes + shape.incoming_bytes,
+        pools=shape.pool_bytes + shape.refined_bytes + shape.incoming_bytes,
         prefill=config.num_layers * row_bytes(heads, dim, shape.dtype, rows),
         workspace=activations + max(logits, scores),
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
         key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
-        staging=shape.incoming_bytes,
+        staging=shape.staging_bytes,
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 import host_kernels
+
+PAGE = 4096
 
 
 def put(array: np.ndarray, device: jax.Device) -> jax.Array:
@@ -28,32 +31,36 @@ def start_fetch(arrays: Sequence[jax.Array]) -> None:
         array.copy_to_host_async()
 
 
-class Staging:
-    """Host buffers from which the idle pool is filled, one K and one V array per sparse layer.
+class RegisteredArrays:
+    """Zeroed NumPy arrays in one arena, each on pages of its own.
 
-    Rows follow the sparse pool: ``[own block (B) | tail (B) | selected (K)]``. On CUDA the memory
-    is registered with the driver, without which a copy runs at a fraction of the PCIe rate.
+    On CUDA the memory is registered with the driver, without which a copy runs at a fraction of the
+    PCIe rate.
+
+    Attributes:
+      arrays: in the order asked for; ``nbytes``: bytes reserved.
     """
 
     def __init__(
-        self, layers: int, shape: tuple[int, int, int, int], dtype: np.dtype, device: jax.Device
+        self, wanted: Sequence[tuple[tuple[int, ...], np.dtype]], device: jax.Device
     ) -> None:
-        """Allocates staging for ``layers`` layers of ``shape`` [N, R, H_kv, D]."""
+        """Allocates an array for each wanted (shape, dtype).
+
+        Raises:
+          MemoryError: the operating system refuses the memory.
+        """
         self.device = device
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        stride = -(-count // 4096) * 4096
-        self.nbytes = 2 * layers * stride
-        self.keys: list[np.ndarray] = []
-        self.values: list[np.ndarray] = []
+        self.arrays: list[np.ndarray] = []
         self._registered: list[int] = []
-        self._copies: list[list[jax.Array]] = [[] for _ in range(layers)]
-        if not layers:
+        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in wanted]
+        starts = [0, *itertools.accumulate(-(-size // PAGE) * PAGE for size in sizes)]
+        self.nbytes = starts[-1]
+        if not self.nbytes:
             return
         self._arena = host_kernels.Arena(self.nbytes)
         buffer = self._arena.buffer
-        for index in range(2 * layers):
-            part = buffer[index * stride : index * stride + count].view(dtype).reshape(shape)
-            (self.keys if index % 2 == 0 else self.values).append(part)
+        for start, size, (shape, dtype) in zip(starts, sizes, wanted, strict=False):
+            self.arrays.append(buffer[start : start + size].view(dtype).reshape(shape))
         self._register(buffer)
 
     def _register(self, buffer: np.ndarray) -> None:
@@ -70,13 +77,59 @@ class Staging:
         """Whether the driver knows this memory."""
         return bool(self._registered)
 
+    def close(self) -> None:
+        """Unregisters the memory."""
+        for pointer in self._registered:
+            with contextlib.suppress(RuntimeError, ValueError):
+                self.device.client.dma_unmap(pointer)
+        self._registered = []
+        self.arrays = []
+
+
+class Copies:
+    """Copies out of host memory by layer, until they are done and the memory may change."""
+
+    def __init__(self, layers: int) -> None:
+        self._started: list[list[jax.Array]] = [[] for _ in range(layers)]
+
+    def started(self, layer: int, arrays: Sequence[jax.Array]) -> None:
+        """Remembers the copies of a layer."""
+        self._started[layer] = list(arrays)
+
     def reclaim(self, layer: int) -> None:
         """Waits until earlier copies out of a layer's buffers are done."""
-        for array in self._copies[layer]:
+        for array in self._started[layer]:
             # A donated array's buffer moved on to a later program, which waits for the copy.
             if not array.is_deleted():
                 array.block_until_ready()
-        self._copies[layer] = []
+        self._started[layer] = []
+
+
+class Staging:
+    """Host buffers from which whole layers are filled, one K and one V array per layer."""
+
+    def __init__(
+        self, layers: int, shape: tuple[int, int, int, int], dtype: np.dtype, device: jax.Device
+    ) -> None:
+        """Allocates staging for ``layers`` layers of ``shape`` [N, R, H_kv, D]."""
+        self.device = device
+        self._memory = RegisteredArrays([(shape, np.dtype(dtype))] * (2 * layers), device)
+        self.keys, self.values = self._memory.arrays[::2], self._memory.arrays[1::2]
+        self._copies = Copies(layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+        return self._memory.nbytes
+
+    @property
+    def registered(self) -> bool:
+        """Whether the driver knows this memory."""
+        return self._memory.registered
+
+    def reclaim(self, layer: int) -> None:
+        """Waits until earlier copies out of a layer's buffers are done."""
+        self._copies.reclaim(layer)
 
     def clear(self, slot: int) -> None:
         """Zeroes a slot's rows in every layer, once earlier copies of them are done."""
@@ -88,13 +141,10 @@ class Staging:
     def send(self, layer: int) -> tuple[jax.Array, jax.Array]:
         """Starts the copies of one layer; returns its idle-pool K and V."""
         pair = put(self.keys[layer], self.device), put(self.values[layer], self.device)
-        self._copies[layer] = list(pair)
+        self._copies.started(layer, pair)
         return pair
 
     def close(self) -> None:
         """Unregisters the memory."""
-        for pointer in self._registered:
-            with contextlib.suppress(RuntimeError, ValueError):
-                self.device.client.dma_unmap(pointer)
-        self._registered = []
-        self.keys, self.values, self._copies = [], [], []
+        self._memory.close()
+        self.keys, self.values = [], []

@@ -1,0 +1,101 @@
+"""What the two streams hand each other: rows for the host, the next pool for the device."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import jax
+
+from herald_jax.engine.batch import Batch
+from herald_jax.engine.block_rows import BlockRows
+from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.lookahead import Lookahead
+from herald_jax.engine.retrieval_stream import RetrievalStream
+from herald_jax.engine.step_programs import Queries
+from herald_jax.engine.timeline import Timeline
+from herald_jax.kv.device_cache import DeviceCache
+from herald_jax.selection import LayerSerialSelector, QueryOnceSelector
+
+
+class Handover:
+    """Begins a block's retrieval in the middle of denoising and ends it at the block boundary."""
+
+    def __init__(
+        self, batch: Batch, cache: DeviceCache, retrieval: RetrievalStream, timeline: Timeline
+    ) -> None:
+        self.batch, self.cache, self.retrieval = batch, cache, retrieval
+        self.timeline = timeline
+        self._committed: BlockRows | None = None
+
+    def lookahead(self) -> Lookahead | None:
+        """What the selector wants of the block to come; None where no slot has a next block."""
+        selector = self.retrieval.selector
+        job = self.batch.job(selector.candidates_ratio, selector.attends_draft)
+        if job is None:
+            return None
+        bookings = [
+            booking if job.active[n] else None for n, booking in enumerate(self.batch.bookings())
+        ]
+
+        def begin(
+            representative: jax.Array | None,
+            drafts: list[jax.Array] | None,
+            queries: list[Queries] | None,
+        ) -> None:
+            rows = [] if self._committed is None else [self._committed]
+            self._committed = None
+            if drafts is not None and selector.attends_draft:
+                rows.append(BlockRows(bookings, job.start, drafts))
+            self.retrieval.begin(job, rows, representative=representative, queries=queries)
+
+        if isinstance(selector, LayerSerialSelector):
+            return Lookahead(1, True, selector.attends_draft, None, begin)
+        assert isinstance(selector, QueryOnceSelector)
+        masks = self.batch.shape.block_size if selector.drafted else 0
+        return Lookahead(masks, False, selector.drafted, selector.merge_step, begin)
+
+    def boundary(self) -> dict[int, str]:
+        """Joins the retrieval and swaps pools; the wait is the block-boundary stall.
+
+        Returns:
+          per slot, why its next block cannot be decoded.
+
+        Raises:
+          WaitTimeout: the retrieval stream did not end in time.
+          EngineError: it could not fetch the next pool.
+        """
+        if not self.retrieval.busy:
+            self._committed = None
+            self.cache.reset_pool()
+            self.retrieval.transfer.forget()
+            return {}
+        began = time.perf_counter()
+        with self.timeline.span("main", "stall"):
+            done = self.retrieval.join()
+        self.timeline.stall_seconds += time.perf_counter() - began
+        with self.timeline.span("main", "swap"):
+            committed = self.retrieval.swap(self.cache, done)
+        self._committed = BlockRows(self.batch.bookings(), done.job.start, [committed])
+        for n, slot in self.batch.active():
+            slot.selected = int(done.job.candidates[n])
+        return done.failures
+
+    def placed(self, index: int) -> None:
+        """Says that a slot's pool was filled by other means than a retrieval."""
+        self.retrieval.transfer.forget(index)
+
+    def abandon(self) -> None:
+        """Waits until no retrieval reads the bookings any more, and forgets it."""
+        if self.retrieval.busy:
+            with contextlib.suppress(WaitTimeout):
+                self.retrieval.join()
+        self._committed = None
+
+    def clear(self, index: int) -> None:
+        """Forgets rows of a slot that may not be finite numbers; no retrieval may be running."""
+        self.retrieval.transfer.clear(index)
+
+    def close(self) -> None:
+        """Ends the retrieval's threads and gives its memory back."""
+        self.retrieval.close()
