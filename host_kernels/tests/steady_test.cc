@@ -98,8 +98,8 @@ void counters() {
   CHECK(pages.faulted >= 16, "%ld", pages.faulted);
   std::mutex mutex;
   mutex.lock();
-  std::thread waiting([&] { std::lock_guard<std::mutex> lock(mutex); });
   const long before = busy_locks;
+  std::thread waiting([&] { std::lock_guard<std::mutex> lock(mutex); });
   while (busy_locks == before) std::this_thread::yield();
   mutex.unlock();
   waiting.join();
