@@ -65,10 +65,14 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         **scan(), "kv": extents(), "sinks": 4, "recent": 2, "threads": 2,
         "elsewhere": np.zeros((2, 4), np.float32),
     },
-    "select_indexed": lambda: {**scan(), "index": indexes(), "sinks": 4, "recent": 0},
+    "select_indexed": lambda: {
+        **scan(), "index": indexes(), "sinks": 4, "recent": 0, "threads": 2,
+        "log_total": np.zeros((2, 4), np.float32),
+    },
     "rerank": lambda: {
         "q": np.ones((2, 4, DIM), np.float32), "kv": extents(), "candidates": chosen(),
         "counts": int32(8, 5), "budget": int32(4, 4), "indices": chosen(), "sinks": 1,
+        "log_total": np.zeros((2, 4), np.float32), "threads": 2,
     },
     "gather": lambda: {
         "kv": extents(), "indices": chosen(), "counts": int32(8, 2), "out_k": rows_buffer(),
@@ -92,6 +96,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "src": np.zeros(512, np.uint8), "dst": np.ones(512, np.uint8), "threads": 1, "repeats": 1,
     },
     "Arena": lambda: {"nbytes": 4096, "huge_pages": False, "threads": 2},
+"top_k": lambda: {"values": np.ones(50, np.float32), "count": 7},
     "set_thread_count": lambda: {"n": 2},
     "set_isa": lambda: {"name": "scalar"},
     "set_prefetch": lambda: {"setting": "t0:1024"},

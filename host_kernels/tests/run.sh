@@ -22,16 +22,17 @@ for word in "$@"; do
 done
 
 configure() { # configure BUILD OPTION...
-  build=$root/build/native-$1
+  folder=$root/build/native-$1
   shift
-  cmake -S "$root" -B "$build" -DHERALD_EXTENSION=OFF "$@" >/dev/null
-  cmake --build "$build" --parallel 2
+  cmake -S "$root" -B "$folder" -DHERALD_EXTENSION=OFF "$@" >/dev/null
+  cmake --build "$folder" --parallel 2
 }
 
 under_valgrind() {
   for concern in attend select pool rows machine nodes; do
     echo "-- $concern"
-    valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite \
+    valgrind --quiet --error-exitcode=1 --leak-check=full \
+      --show-leak-kinds=definite --errors-for-leak-kinds=definite \
       "$root/build/native-plain/host_kernels/tests/${concern}_test"
   done
 }

@@ -43,7 +43,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const herald::GatherCall gather{dtype,          extents,       heads,         width,
                                   indices.data(), capacity,      counts.data(), keys.data(),
                                   values.data(),  offset + most, offset,        threads};
-  const herald::BadIndex bad = herald::find_bad_index(gather);
+  const herald::BadIndex bad =
+      herald::find_bad_index({extents, heads, indices.data(), capacity, counts.data()});
   bool outside = false;
   for (int64_t slot = 0; slot < slots; ++slot)
     for (int64_t head = 0; head < heads; ++head)
