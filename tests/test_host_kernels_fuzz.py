@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import host_kernels as hk
 from host_kernels import _native
+from host_kernels import prefetch as module
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ROWS, HEADS, DIM = 40, 2, 16
@@ -185,11 +186,12 @@ def wrong_calls(draw: st.DrawFn, name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def as_before() -> Iterator[None]:
-    isa, prefetch = hk.cpu_info()["isa"], _native.prefetch()
+    isa, prefetch, chosen_by = hk.cpu_info()["isa"], _native.prefetch(), module._chosen
     yield
     hk.set_isa(isa)
     hk.set_thread_count(None)
     _native.set_prefetch(*prefetch)
+    module._chosen = chosen_by
 
 
 def test_every_public_function_is_here() -> None:
