@@ -7,9 +7,12 @@ WORKERS ?= -n logical --maxprocesses 8
 TESTS = tests
 # Bounds beyond those of pyproject.toml, as in PINS='transformers<5'.
 PINS =
+# What native-test builds and runs; see host_kernels/tests/run.sh.
+NATIVE_BUILDS = plain asan tsan valgrind fuzz
 NATIVE := $(wildcard host_kernels/src/*.cc host_kernels/src/*.h)
 RECIPE := pyproject.toml CMakeLists.txt $(NATIVE)
-CXX_FILES := $(NATIVE) $(wildcard host_kernels/tests/*.cc host_kernels/tests/*.h)
+CXX_FILES := $(NATIVE) $(wildcard host_kernels/tests/*.cc host_kernels/tests/*.h \
+  host_kernels/tests/fuzz/*.cc host_kernels/tests/fuzz/*.h)
 
 # The packages of an optional dependency group, as pyproject.toml lists them.
 extra = $$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", \
@@ -32,7 +35,7 @@ lint: $(VENV)/.lint
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 native-test: $(VENV)/.native compiler
-	PATH="$(abspath $(BIN)):$$PATH" sh host_kernels/tests/run.sh
+	PATH="$(abspath $(BIN)):$$PATH" sh host_kernels/tests/run.sh $(NATIVE_BUILDS)
 
 oracle: $(VENV)/.oracle
 	$(BIN)/python -m pytest -m oracle $(WORKERS) tests

@@ -30,11 +30,11 @@ FORM = (
 # Of the file: a change of what is measured or written makes old files worthless.
 VERSION = 1
 # Seconds after which no further round begins, and how many rounds tell enough.
-PATIENCE, ROUNDS = 0.6, 7
+PATIENCE, ROUNDS = 0.6, 13
 # Bytes scanned by each thread in a sample, and by all at least.
 SHARE, SMALLEST = 4 << 20, 32 << 20
 # A setting further down the list must be this much faster: differences below are noise.
-GAIN = 1.02
+GAIN = 1.03
 
 
 class Prefetch(NamedTuple):
@@ -58,9 +58,11 @@ class Prefetch(NamedTuple):
 NONE = Prefetch("none", 0, 1)
 CANDIDATES = (
     NONE,
+    Prefetch("none", 0, 4),
     *(Prefetch("t0", distance, 1) for distance in (1024, 512, 2048, 4096)),
     *(Prefetch("t1", distance, 1) for distance in (1024, 2048)),
     Prefetch("nta", 1024, 1),
+    Prefetch("t0", 2048, 4),
 )
 
 

@@ -63,10 +63,12 @@ struct Simd {
       return size < 0x1p23f ? (v < 0 ? -whole : whole) : v;
     });
   }
-  // x * 2^n for integer n <= 0; results below the normal range become 0.
+  // x * 2^n for integer n <= 0; results below the normal range become 0. Any other n gives some
+  // number, which nobody looks at.
   static F scale2(const F& x, const F& n) {
     return map([&](int i) {
-      const float clamped = n.lane[i] < -127.0f ? -127.0f : n.lane[i];
+      const float low = n.lane[i] > -127.0f ? n.lane[i] : -127.0f;
+      const float clamped = low < 127.0f ? low : 127.0f;
       const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(clamped) + 127) << 23;
       float power;
       std::memcpy(&power, &bits, 4);

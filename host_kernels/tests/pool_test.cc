@@ -59,8 +59,13 @@ void scratch_grows() {
   }
 }
 
+// Pauses around the moment at which workers stop spinning and go to sleep.
 void parked_workers_resume() {
-  everyone_once(3, 1);
+  for (int i = 0; i < 1000; ++i) {
+    everyone_once(3, 1);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(i % 50);
+    while (std::chrono::steady_clock::now() < end) continue;
+  }
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   everyone_once(3, 1);
 }

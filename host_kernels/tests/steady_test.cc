@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "cases.h"
+#include "changes.h"
 #include "check.h"
 #include "cpu_features.h"
+#include "rerank.h"
 #include "rows.h"
 
 namespace {
@@ -98,8 +100,8 @@ void counters() {
   CHECK(pages.faulted >= 16, "%ld", pages.faulted);
   std::mutex mutex;
   mutex.lock();
-  std::thread waiting([&] { std::lock_guard<std::mutex> lock(mutex); });
   const long before = busy_locks;
+  std::thread waiting([&] { std::lock_guard<std::mutex> lock(mutex); });
   while (busy_locks == before) std::this_thread::yield();
   mutex.unlock();
   waiting.join();
@@ -154,6 +156,42 @@ void kernels(const std::string& isa, int threads) {
                                   &start,      &count,
                                   keys.data(), values.data(),
                                   count,       threads};
+    herald::RerankCall again{};
+    again.dtype = c.dtype;
+    again.slots = {{c.storage.data(), c.rows()}};
+    again.heads = heads;
+    again.group = c.group;
+    again.dim = c.dim;
+    again.query = c.query.data();
+    again.candidates = c.indices.data();
+    again.candidate_capacity = again.capacity = c.budget + 1;
+    again.counts = &count;
+    const int32_t half = count / 2;
+    again.budget = &half;
+    std::vector<int32_t> kept(c.indices.size());
+    again.indices = kept.data();
+    again.scale = 0.25f;
+    int32_t status;
+    again.status = &status;
+    again.threads = threads;
+    steady("rerank, " + shape, [&] { herald::rerank(again); });
+    std::vector<int32_t> source(c.indices.size());
+    const herald::ChangesCall changes{c.dtype,
+                                      {{c.storage.data(), c.rows()}},
+                                      heads,
+                                      c.dim,
+                                      c.indices.data(),
+                                      c.budget + 1,
+                                      &count,
+                                      kept.data(),
+                                      c.budget + 1,
+                                      &half,
+                                      source.data(),
+                                      keys.data(),
+                                      values.data(),
+                                      count * heads,
+                                      threads};
+    steady("gather_changes, " + shape, [&] { herald::gather_changes(changes); });
     steady("store, " + shape, [&] { herald::store(store); });
   }
 }
