@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import host_kernels
-from benchmarks.kernel_memory import BF16, random_rows, random_tiles, repeat
+from benchmarks.kernel_memory import random_rows, random_tiles, repeat
 from benchmarks.shapes import SHAPES
 from herald_jax.kv.device_cache import CacheShape
-from herald_jax.kv.full_pool import FullPool
+from herald_jax.kv.full_pool import FullPool, index_bytes, row_bytes
 from herald_jax.kv.transfer import Staging, put
 from herald_jax.selection.job import SINKS
 
@@ -26,26 +26,25 @@ class Host:
         rng = np.random.default_rng(options.seed)
         self.options, self.shape, self.rng = options, shape, rng
         layers, slots, heads = shape.sparse_layers, shape.slots, shape.kv_heads
-        pool_bytes, index_bytes, _ = request_bytes(shape)
+        pool_bytes, _ = request_bytes(shape)
         self.pool = FullPool(
             layers=layers,
             kv_heads=heads,
             head_dim=shape.head_dim,
             dtype=shape.dtype,
             nbytes=slots * pool_bytes,
+            key_index=True,
             threads=options.threads,
         )
         bookings = [self.pool.book(str(slot), shape.rows) for slot in range(slots)]
-        pattern = random_rows(rng, bookings[0].nbytes // BF16.itemsize)
+        pattern = random_rows(rng, bookings[0].extents[0].size)
+        tiles = random_tiles(rng, shape.head_dim)
         for booking in bookings:
-            for extent in booking.extents:
+            for extent, index in zip(booking.extents, booking.index, strict=True):
                 repeat(extent.reshape(-1), pattern)
+                repeat(index.reshape(-1), tiles)
         self.extents = [[booking.extents[at] for booking in bookings] for at in range(layers)]
-        self.index_arena = host_kernels.Arena(slots * index_bytes, threads=options.threads)
-        repeat(self.index_arena.buffer, random_tiles(rng, shape.head_dim))
-        tiles = host_kernels.index_shape(heads, shape.rows, shape.head_dim)
-        tiled = self.index_arena.buffer.reshape(layers, slots, *tiles)
-        self.indexes = [list(layer) for layer in tiled]
+        self.indexes = [[booking.index[at] for booking in bookings] for at in range(layers)]
         self.queries = rng.standard_normal(
             (layers, slots, config.num_heads, shape.head_dim), np.float32
         )
@@ -141,13 +140,11 @@ class Part:
         return sum(a.nbytes for a in arrays) + (0 if self.previous is None else self.source.nbytes)
 
 
-def request_bytes(shape: CacheShape) -> tuple[int, int, int]:
-    """Bytes of one request: in the full pool, in the key indexes, in staging and on the device."""
-    layers, heads, dim = shape.sparse_layers, shape.kv_heads, shape.head_dim
-    rows = layers * heads * shape.rows * 2 * dim * shape.dtype.itemsize
-    aligned = -(-rows // FullPool.ALIGNMENT) * FullPool.ALIGNMENT
-    index = layers * int(np.prod(host_kernels.index_shape(heads, shape.rows, dim)))
-    return aligned, index, 2 * shape.pool_bytes // shape.slots
+def request_bytes(shape: CacheShape) -> tuple[int, int]:
+    """Bytes of one request: in the full pool with its key indexes, in staging and on the device."""
+    heads, dim = shape.kv_heads, shape.head_dim
+    piece = row_bytes(heads, dim, shape.dtype, shape.rows) + index_bytes(heads, dim, shape.rows)
+    return shape.sparse_layers * piece, 2 * shape.pool_bytes // shape.slots
 
 
 #: What is done for each layer, in order.

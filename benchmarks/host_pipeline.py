@@ -135,8 +135,8 @@ def collect(host: Host) -> list[Row]:
     options, slots = host.options, host.shape.slots
     cuts = [slots * part // options.streams for part in range(options.streams + 1)]
     ranges = [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
-    sample = min(host.index_arena.nbytes // 2, options.threads * EACH)
-    read = ReadLoop(host.index_arena.buffer, sample, options.threads)
+    sample = min(host.pool.nbytes // 2, options.threads * EACH)
+    read = ReadLoop(host.pool.buffer, sample, options.threads)
     rows = []
     for share in (None, *options.new_shares):
         previous = None if share is None else host.previous(share)
@@ -227,9 +227,9 @@ def main() -> None:
     rows = collect(host)
     settings = {key: str(value) for key, value in vars(options).items()} | {
         "batch": shape.slots,
-        "request_bytes": dict(zip(("pool", "index", "staging"), request_bytes(shape), strict=True)),
+        "request_bytes": dict(zip(("pool", "staging"), request_bytes(shape), strict=True)),
         "prefetch": prefetch["setting"],
-        "huge_pages": host.pool.huge_pages and host.index_arena.huge_pages,
+        "huge_pages": host.pool.huge_pages,
         "copy": "a real copy in host memory"
         if jax.devices()[0].platform == "cpu"
         else "device_put from registered staging",

@@ -17,6 +17,7 @@ import host_kernels
 from herald_jax.selection.job import SINKS
 from host_kernels import reference
 from host_kernels.reference.attend import softmax_of
+from host_kernels.reference.index import rest_of
 
 Index = Literal["exact", "bf16", "int8 token", "int4 channel", "int4 centred", "int4 token"]
 INDEXES: tuple[Index, ...] = ("bf16", "int8 token", "int4 channel", "int4 centred", "int4 token")
@@ -125,10 +126,10 @@ def find(
     if index == "int8 token":
         tiles = np.zeros(host_kernels.index_shape(heads, rows, keys.shape[-1]), np.uint8)
         host_kernels.index_rows([exact], [tiles], np.zeros(1, np.int32), lengths[:1])
-        log_total = np.empty(queries.shape[:2], np.float32)
+        rest = np.empty(queries.shape[:2], np.float32)
         status = host_kernels.select_indexed(
             queries, [tiles] * pairs, lengths, lengths, candidates, scanned,
-            sinks=SINKS, elsewhere=outside, log_total=log_total,
+            sinks=SINKS, elsewhere=outside, log_rest=rest,
         )  # fmt: skip
     else:
         seen, asked = rounded(index, keys, q)
@@ -139,12 +140,16 @@ def find(
         )  # fmt: skip
         grouped = asked.reshape(heads, -1, keys.shape[-1]).astype(np.float64)
         scores = grouped @ stored[:, 0].swapaxes(1, 2) * keys.shape[-1] ** -0.5
-        total = softmax_of(scores.reshape(len(q), rows), elsewhere)[1].astype(np.float32)
-        log_total = np.repeat(total[None], pairs, axis=0)
+        weights, total = softmax_of(scores.reshape(len(q), rows), elsewhere)
+        each = [
+            rest_of(weights, total, chosen, int(count))
+            for chosen, count in zip(scanned, candidates, strict=True)
+        ]
+        rest = np.stack(each).astype(np.float32)
     kept = np.empty((pairs, heads, int(counts.max())), np.int32)
     status |= host_kernels.rerank(
         queries, [exact] * pairs, scanned, candidates, counts, kept,
-        sinks=SINKS, log_total=log_total,
+        sinks=SINKS, elsewhere=rest,
     )  # fmt: skip
     assert not status.any(), "a score is not finite"
     return _as_sets(kept, rows), _as_sets(scanned, rows)

@@ -135,6 +135,17 @@ def check_indexed(
     return shape
 
 
+def check_rest(log_rest: object, q: NDArray[np.float32], shape: RowShape) -> None:
+    """Refuses a ``log_rest`` that does not fit, or of more queries than weights are kept for."""
+    if log_rest is None:
+        return
+    check_array("log_rest", log_rest, np.dtype(np.float32), q.shape[:2], written=True)
+    if shape.slots and q.shape[1] > 16 * shape.heads:
+        raise ValueError(
+            f"log_rest is for at most 16 queries a KV head, not {q.shape[1] // shape.heads}"
+        )
+
+
 def check_rerank(
     q: object,
     kv: Extents,

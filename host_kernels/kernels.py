@@ -153,7 +153,7 @@ def run_attend(
     out: NDArray[np.float32] | None,
     threads: int | None,
     elsewhere: NDArray[np.float32] | None = None,
-    log_total: NDArray[np.float32] | None = None,
+    log_rest: NDArray[np.float32] | None = None,
 ) -> NDArray[np.int32]:
     apply_environment()
     status = np.zeros(shape.slots, np.int32)
@@ -170,7 +170,7 @@ def run_attend(
         self_k,
         self_v,
         elsewhere,
-        log_total,
+        log_rest,
         shape.dim**-0.5 if scale is None else scale,
         out,
         status,

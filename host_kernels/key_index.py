@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
-from host_kernels.arguments import check_index_rows, check_indexed, check_rerank
+from host_kernels.arguments import check_index_rows, check_indexed, check_rerank, check_rest
 from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
 from host_kernels.cpu import apply_environment
 from host_kernels.kernels import clipped, raw, run_attend
@@ -66,7 +66,7 @@ def select_indexed(
     sinks: int = 4,
     recent: int = 0,
     elsewhere: NDArray[np.float32] | None = None,
-    log_total: NDArray[np.float32] | None = None,
+    log_rest: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
@@ -79,8 +79,9 @@ def select_indexed(
         q, attend_len, select_len, budget, indices, sinks, recent, elsewhere, scale, threads: see
             ``select``.
         index: N arrays of ``index_shape``.
-        log_total: float32 ``[N, H_q]``, written: log of the softmax's normaliser, which ``rerank``
-            takes. 0 where the status is 1.
+        log_rest: float32 ``[N, H_q]``, written: log of the mass (sum of exp(score)) that each query
+            attends and that is not selected, which ``rerank`` takes as ``elsewhere``; 0 where the
+            status is 1. At most 16 queries a KV head.
 
     Returns:
         The status, int32 ``[N]``: 0, or 1 where a score was not finite.
@@ -89,12 +90,12 @@ def select_indexed(
         TypeError, ValueError: an argument does not fit; the message names it.
     """
     shape = check_indexed(q, index, attend_len, select_len, budget, indices, sinks, recent, scale)
-    for name, array in (("elsewhere", elsewhere), ("log_total", log_total)):
-        if array is not None:
-            check_array(name, array, np.dtype(np.float32), q.shape[:2], written=name == "log_total")
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_rest(log_rest, q, shape)
     return run_attend(
         shape, q, index, attend_len, select_len, budget, indices, sinks, recent, None, None, scale,
-        None, threads, elsewhere, log_total,
+        None, threads, elsewhere, log_rest,
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def rerank(
     *,
     sinks: int = 4,
     recent: int = 0,
-    log_total: NDArray[np.float32] | None = None,
+    elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
@@ -120,8 +121,9 @@ def rerank(
         budget: int32 ``[N]``, rows to keep per KV head, at most ``counts``.
         indices: int32 ``[N, H_kv, K_cap]``, written: ``budget`` rows ascending, then -1.
         sinks, recent: the first and last candidates that are always kept.
-        log_total: float32 ``[N, H_q]``, log of each query's normaliser over everything it attends;
-            without it, softmax runs over the candidates alone.
+        elsewhere: float32 ``[N, H_q]``, log of the mass that each query attends beside the
+            candidates, such as ``select_indexed`` tells; it takes part in the normaliser. -inf is
+            none.
         scale: softmax scale, 1/sqrt(D) by default.
         threads: threads to use.
 
@@ -133,8 +135,8 @@ def rerank(
         TypeError, ValueError: an argument does not fit, or a candidate lies outside its extent.
     """
     shape = check_rerank(q, kv, candidates, counts, budget, indices, sinks, recent, scale)
-    if log_total is not None:
-        check_array("log_total", log_total, np.dtype(np.float32), q.shape[:2])
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
     status = np.zeros(shape.slots, np.int32)
     apply_environment()
     _native.rerank(
@@ -146,7 +148,7 @@ def rerank(
         indices,
         clipped(sinks),
         clipped(recent),
-        log_total,
+        elsewhere,
         shape.dim**-0.5 if scale is None else scale,
         status,
         resolve_threads(threads),

@@ -68,12 +68,12 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "select_indexed": lambda: {
         **scan(), "index": indexes(), "sinks": 4, "recent": 0, "threads": 2,
-        "log_total": np.zeros((2, 4), np.float32),
+        "log_rest": np.zeros((2, 4), np.float32),
     },
     "rerank": lambda: {
         "q": np.ones((2, 4, DIM), np.float32), "kv": extents(), "candidates": chosen(),
         "counts": int32(8, 5), "budget": int32(4, 4), "indices": chosen(), "sinks": 1,
-        "log_total": np.zeros((2, 4), np.float32), "threads": 2,
+        "elsewhere": np.zeros((2, 4), np.float32), "threads": 2,
     },
     "gather": lambda: {
         "kv": extents(), "indices": chosen(), "counts": int32(8, 2), "out_k": rows_buffer(),

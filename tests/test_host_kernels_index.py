@@ -44,16 +44,16 @@ def slots(
 def choose(
     module: Any, q: np.ndarray, index: list[np.ndarray], lengths: list[int], **options: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Status, indices and log_total of a selection of a fifth of all rows but three."""
+    """Status, indices and log_rest of a selection of a fifth of all rows but three."""
     attend = np.array(lengths, np.int32)
     limit = np.maximum(attend - 3, 0).astype(np.int32)
     budget = (limit // 5).astype(np.int32)
     indices = np.full((len(index), len(index[0]), int(budget.max()) + 1), 7, np.int32)
-    total = np.full(q.shape[:2], 7, np.float32)
-    status = module.select_indexed(
-        q, index, attend, limit, budget, indices, log_total=total, **options
-    )
-    return status, indices, total
+    rest = np.full(q.shape[:2], 7, np.float32)
+    if q.shape[1] <= 16 * len(index[0]):
+        options["log_rest"] = rest
+    status = module.select_indexed(q, index, attend, limit, budget, indices, **options)
+    return status, indices, rest
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -181,7 +181,7 @@ def test_rerank_equals_the_reference(isa: str, dtype: Any, group: int, told: boo
     for module in (hk, reference):
         kept = np.full((4, 2, int(budget.max()) + 1), 7, np.int32)
         status = module.rerank(
-            q, kv, rows, counts, budget, kept, sinks=2, recent=3, log_total=total
+            q, kv, rows, counts, budget, kept, sinks=2, recent=3, elsewhere=total
         )
         results.append((status, kept))
     np.testing.assert_array_equal(results[0][0], results[1][0])
@@ -210,8 +210,8 @@ def test_rerank_after_the_index_finds_the_exact_rows() -> None:
     exact, found = np.zeros((2, 1, 2, 200), np.int32)
     hk.select(q, kv, full, full, budget, exact)
     twice, total = np.zeros((1, 2, 400), np.int32), np.zeros((1, 8), np.float32)
-    hk.select_indexed(q, index, full, full, 2 * budget, twice, log_total=total)
-    hk.rerank(q, kv, twice, 2 * budget, budget, found, log_total=total)
+    hk.select_indexed(q, index, full, full, 2 * budget, twice, log_rest=total)
+    hk.rerank(q, kv, twice, 2 * budget, budget, found, elsewhere=total)
     for h in range(2):
         assert len(set(exact[0, h]) & set(found[0, h])) >= 199
 

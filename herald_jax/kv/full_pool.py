@@ -106,6 +106,11 @@ class FullPool:
         return bool(self._arena is not None and self._arena.huge_pages)
 
     @property
+    def buffer(self) -> np.ndarray:
+        """All bytes, booked and free: uint8 [nbytes]."""
+        return np.zeros(0, np.uint8) if self._arena is None else self._arena.buffer
+
+    @property
     def used(self) -> int:
         """Bytes booked."""
         return sum(booking.nbytes for booking in self._bookings)

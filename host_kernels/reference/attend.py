@@ -260,14 +260,14 @@ def rerank(
     *,
     sinks: int = 4,
     recent: int = 0,
-    log_total: NDArray[np.float32] | None = None,
+    elsewhere: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
     """See ``host_kernels.rerank``."""
     shape = check_rerank(q, kv, candidates, counts, budget, indices, sinks, recent, scale)
-    if log_total is not None:
-        check_array("log_total", log_total, np.dtype(np.float32), q.shape[:2])
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
     check_candidates(kv, candidates, counts)
     status = np.zeros(shape.slots, np.int32)
     indices[:] = -1
@@ -278,9 +278,7 @@ def rerank(
         chosen = np.stack([extent[h, 0, candidates[n, h, :count]] for h in range(shape.heads)])
         with np.errstate(over="ignore", invalid="ignore"):
             s = scores(q[n], chosen, factor)
-        weights, total = softmax_of(s)
-        if log_total is not None:
-            weights = weights * np.exp(total - log_total[n].astype(np.float64))[:, None]
+        weights = softmax_of(s, None if elsewhere is None else elsewhere[n])[0]
         status[n] = 0 if np.isfinite(weights).all() else 1
         mass = mass_of(weights, shape.heads)
         assert weights.shape[0] == shape.heads * group

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels.arguments import check_index_rows, check_indexed
+from host_kernels.arguments import check_index_rows, check_indexed, check_rest
 from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
 from host_kernels.reference.attend import mass_of, pick, softmax_of
 
@@ -94,15 +94,15 @@ def select_indexed(
     sinks: int = 4,
     recent: int = 0,
     elsewhere: NDArray[np.float32] | None = None,
-    log_total: NDArray[np.float32] | None = None,
+    log_rest: NDArray[np.float32] | None = None,
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
     """See ``host_kernels.select_indexed``."""
     shape = check_indexed(q, index, attend_len, select_len, budget, indices, sinks, recent, scale)
-    for name, array in (("elsewhere", elsewhere), ("log_total", log_total)):
-        if array is not None:
-            check_array(name, array, np.dtype(np.float32), q.shape[:2], written=name == "log_total")
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_rest(log_rest, q, shape)
     status = np.zeros(shape.slots, np.int32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     indices[:] = -1
@@ -111,8 +111,24 @@ def select_indexed(
             s = index_scores(q[n], tiles, int(attend_len[n]), factor)
         weights, total = softmax_of(s, None if elsewhere is None else elsewhere[n])
         status[n] = 0 if np.isfinite(weights).all() else 1
-        if log_total is not None:
-            log_total[n] = 0 if status[n] else total
         mass = mass_of(weights, shape.heads)
         pick(mass, int(select_len[n]), int(budget[n]), sinks, recent, bool(status[n]), indices[n])
+        if log_rest is not None:
+            log_rest[n] = 0 if status[n] else rest_of(weights, total, indices[n], int(budget[n]))
     return status
+
+
+def rest_of(
+    weights: NDArray[np.float64], total: NDArray[np.float64], rows: NDArray[np.int32], count: int
+) -> NDArray[np.float64]:
+    """Log of the mass of each query ``[H_q]`` that does not lie on its head's selected rows.
+
+    Args:
+        weights: probabilities ``[H_q, rows]``; ``total``: log of what they were divided by.
+        rows: selected ones ``[H_kv, K_cap]``, the first ``count`` of each.
+    """
+    group = len(weights) // len(rows)
+    chosen = np.repeat(rows[:, :count], group, axis=0)
+    selected = np.take_along_axis(weights, chosen, axis=1).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(selected < 1, total + np.log1p(-np.minimum(selected, 1)), -np.inf)

@@ -269,6 +269,7 @@ class Runner {
     h.ahead = &ahead;
     table_.select_head(h);
     std::fill(h.indices + h.budget, h.indices + c_.capacity, -1);
+    if (c_.log_rest) write_rest(c_, u.slot, u.head, s);
   }
 
   int32_t* head_indices(const Unit& u) const {
@@ -285,8 +286,8 @@ class Runner {
       if (!c_.status[slot]) continue;
       if (c_.output)
         std::fill(c_.output + slot * out_size, c_.output + (slot + 1) * out_size, 0.0f);
-      if (c_.log_total)
-        std::fill_n(c_.log_total + slot * c_.heads * c_.group, c_.heads * c_.group, 0.0f);
+      if (c_.log_rest)
+        std::fill_n(c_.log_rest + slot * c_.heads * c_.group, c_.heads * c_.group, 0.0f);
       const int64_t budget = c_.budget[slot], first = std::min(c_.sinks, budget);
       for (int64_t head = 0; head < c_.heads; ++head) {
         int32_t* to = head_indices({slot, head});

@@ -28,7 +28,9 @@ struct AttendCall {
   int64_t sinks, recent = 0;
   const float* self_key = nullptr;  // [slots][heads][dim], with self_value, or null
   const float* self_value = nullptr;
-  float* log_total = nullptr;  // [slots][heads * group], written: log of the normaliser, or null
+  // [slots][heads * group], written: log of the mass that is attended and not selected, or null;
+  // for at most kQuerySet queries a head.
+  float* log_rest = nullptr;
   const float* elsewhere = nullptr;  // [slots][heads * group] log of attended mass outside, or null
   float scale;
   float* output = nullptr;  // [slots][heads * group][dim]; null: keys only

@@ -85,7 +85,7 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
                const IntsIn& attend_len, const IntsIn& select_len, const IntsIn& budget,
                const Ints& indices, int64_t sinks, int64_t recent,
                const std::optional<FloatsIn>& self_key, const std::optional<FloatsIn>& self_value,
-               const std::optional<FloatsIn>& elsewhere, const std::optional<Floats>& log_total,
+               const std::optional<FloatsIn>& elsewhere, const std::optional<Floats>& log_rest,
                float scale, const std::optional<Floats>& output, const Ints& status, int threads) {
   if (kv.empty()) return;
   AttendCall call;
@@ -109,7 +109,8 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
     call.self_key = self_key->data();
     call.self_value = self_value->data();
   }
-  if (log_total) call.log_total = log_total->data();
+  require(!log_rest || call.group <= kQuerySet, "log_rest needs at most 16 queries a KV head");
+  if (log_rest) call.log_rest = log_rest->data();
   if (elsewhere) call.elsewhere = elsewhere->data();
   call.scale = scale;
   if (output) call.output = output->data();
@@ -174,7 +175,7 @@ void py_gather(const std::vector<RowsIn>& kv, const IntsIn& indices, const IntsI
 
 void py_rerank(const FloatsIn& query, const std::vector<RowsIn>& kv, const IntsIn& candidates,
                const IntsIn& counts, const IntsIn& budget, const Ints& indices, int64_t sinks,
-               int64_t recent, const std::optional<FloatsIn>& log_total, float scale,
+               int64_t recent, const std::optional<FloatsIn>& elsewhere, float scale,
                const Ints& status, int threads) {
   if (kv.empty()) return;
   RerankCall call;
@@ -196,7 +197,7 @@ void py_rerank(const FloatsIn& query, const std::vector<RowsIn>& kv, const IntsI
   call.capacity = static_cast<int64_t>(indices.shape(2));
   call.sinks = sinks;
   call.recent = recent;
-  call.log_total = log_total ? log_total->data() : nullptr;
+  call.elsewhere = elsewhere ? elsewhere->data() : nullptr;
   call.scale = scale;
   call.status = status.data();
   call.threads = threads;
@@ -290,13 +291,13 @@ NB_MODULE(_native, m) {
   m.def("attend", &py_attend, "query"_a.noconvert(), "kv"_a, "heads"_a, "attend_len"_a.noconvert(),
         "select_len"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
         "recent"_a, "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(),
-        "elsewhere"_a.none().noconvert(), "log_total"_a.none().noconvert(), "scale"_a,
+        "elsewhere"_a.none().noconvert(), "log_rest"_a.none().noconvert(), "scale"_a,
         "output"_a.none().noconvert(), "status"_a.noconvert(), "threads"_a);
   m.def("index_rows", &py_index_rows, "kv"_a, "index"_a, "start"_a.noconvert(),
         "counts"_a.noconvert(), "threads"_a);
   m.def("rerank", &py_rerank, "query"_a.noconvert(), "kv"_a, "candidates"_a.noconvert(),
         "counts"_a.noconvert(), "budget"_a.noconvert(), "indices"_a.noconvert(), "sinks"_a,
-        "recent"_a, "log_total"_a.none().noconvert(), "scale"_a, "status"_a.noconvert(),
+        "recent"_a, "elsewhere"_a.none().noconvert(), "scale"_a, "status"_a.noconvert(),
         "threads"_a);
   m.def("top_k", &py_top_k, "values"_a.noconvert(), "indices"_a.noconvert());
   m.def("gather_changes", &py_gather_changes, "kv"_a, "indices"_a.noconvert(),

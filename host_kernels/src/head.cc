@@ -41,7 +41,6 @@ bool merge_chunks(const AttendCall& c, const KernelTable& table, int64_t slot, i
   const float self_weight = c.self_key ? std::exp2(self - maximum) : 0.0f;
   normaliser += self_weight;
   if (outside > -INFINITY) normaliser += std::exp2(outside - maximum);
-  if (c.log_total) c.log_total[unit * c.group + g] = (maximum + std::log2(normaliser)) / kLog2E;
   s.head_maximum[g] = maximum;
   s.head_normaliser[g] = normaliser;
   if (!c.output) return true;
@@ -54,6 +53,23 @@ bool merge_chunks(const AttendCall& c, const KernelTable& table, int64_t slot, i
     finite &= std::isfinite(natural[d]);
   }
   return finite;
+}
+
+void write_rest(const AttendCall& c, int64_t slot, int64_t head, const HeadScratch& s) {
+  const int64_t unit = slot * c.heads + head;
+  const int32_t* rows = c.indices + unit * c.capacity;
+  for (int64_t g = 0; g < c.group; ++g) {
+    const float maximum = s.head_maximum[g];
+    double selected = 0;
+    for (int64_t j = 0; j < c.budget[slot]; ++j) {
+      const float exponent = s.exponents[rows[j] / kTileRows * c.group + g];
+      selected += static_cast<double>(s.weights[g * s.stride + rows[j]]) *
+                  static_cast<double>(power_of_two(exponent - maximum));
+    }
+    const double rest = static_cast<double>(s.head_normaliser[g]) - selected;
+    c.log_rest[unit * c.group + g] =
+        rest > 0 ? static_cast<float>((maximum + std::log2(rest)) / kLog2E) : -INFINITY;
+  }
 }
 
 }  // namespace herald

@@ -45,4 +45,7 @@ struct HeadScratch {
 bool merge_chunks(const AttendCall& c, const KernelTable& table, int64_t slot, int64_t head,
                   int64_t query, HeadScratch& s);
 
+// Fills in `log_rest` of a head whose rows have been selected.
+void write_rest(const AttendCall& c, int64_t slot, int64_t head, const HeadScratch& s);
+
 }  // namespace herald

@@ -72,12 +72,13 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
   scan.maximum = s.maximum;
   scan.normaliser = s.normaliser;
   if (!table.scan_chunks(c.dtype, &scan, 1)) return false;
-  for (int64_t g = 0; c.log_total && g < c.group; ++g) {
-    const float total = c.log_total[unit * c.group + g] * kLog2E;
-    // Weights count from the candidates' maximum.
-    s.normaliser[g] = std::exp2(total - s.maximum[g]);
-    if (!std::isfinite(total) || !(s.normaliser[g] > 0) || !std::isfinite(s.normaliser[g]))
-      return false;
+  for (int64_t g = 0; c.elsewhere && g < c.group; ++g) {
+    const float outside = c.elsewhere[unit * c.group + g] * kLog2E;
+    if (std::isnan(outside) || outside == INFINITY) return false;
+    // Where nearly all mass lies elsewhere, the candidates' own maximum says little.
+    const float most = std::max(s.maximum[g], std::nearbyint(outside));
+    s.normaliser[g] = s.normaliser[g] * std::exp2(s.maximum[g] - most) + std::exp2(outside - most);
+    s.maximum[g] = most;
   }
   HeadSelect h{};
   h.weights = s.weights;

@@ -20,7 +20,7 @@ struct RerankCall {
   int32_t* indices;       // [slots][heads][capacity]
   int64_t capacity;
   int64_t sinks, recent;
-  const float* log_total;  // [slots][heads * group], or null: the candidates' own normaliser
+  const float* elsewhere;  // [slots][heads * group] log of attended mass elsewhere, or null
   float scale;
   int32_t* status;  // [slots]
   int threads;

@@ -53,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   Filler filler(input);
   const auto query = filler.block<float>(slots * heads * group * width);
-  const auto log_total = filler.block<float>(slots * heads * group);
+  const auto elsewhere = filler.block<float>(slots * heads * group);
   std::vector<int32_t> chosen(rows_now.size(), -7), status(static_cast<size_t>(slots), -7);
   herald::RerankCall rerank{};
   rerank.dtype = dtype;
@@ -69,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rerank.indices = chosen.data();
   rerank.sinks = input.ConsumeIntegralInRange<int64_t>(0, 8);
   rerank.recent = input.ConsumeIntegralInRange<int64_t>(0, 8);
-  if (input.ConsumeBool()) rerank.log_total = log_total.data();
+  if (input.ConsumeBool()) rerank.elsewhere = elsewhere.data();
   rerank.scale = input.ConsumeFloatingPoint<float>();
   rerank.status = status.data();
   rerank.threads = threads;
