@@ -13,7 +13,7 @@ namespace herald {
 
 constexpr int64_t kLineBytes = 64;
 // How far ahead at most: a part of the second-level cache, beyond which lines would be gone again.
-constexpr int64_t kMostLead = (int64_t{256} << 10) / kLineBytes;
+constexpr int64_t kMostLead = (int64_t{512} << 10) / kLineBytes;
 
 // Runs over the tiles of a head, the keys of a tile and then its values, ahead of the scan. As
 // initialised it asks for nothing.
@@ -25,7 +25,9 @@ struct Ahead {
   int64_t tiles = 0;
   // The next line to ask for, and how many lines the scan's tile begins before it.
   int64_t tile = 0, plane = 0, line = 0, lead = 0;
-  int64_t per_step = 0;
+  int64_t distance = 0;  // the lead that a scan keeps, in lines
+  // What a step does.
+  int64_t per_step = 0, limit = 0;
 };
 
 // `values` may be null. `tiles` tiles of `bytes`, a multiple of a line, follow one another.
@@ -40,8 +42,9 @@ static inline Ahead look_ahead(const Prefetch& setting, const char* keys, const 
   a.tiles = tiles;
   if (a.hint == Hint::kNone) return a;
   // The first lines are read before they could be asked for.
-  a.lead = setting.distance / kLineBytes;
-  if (a.lead > kMostLead) a.lead = kMostLead;
+  a.distance = setting.distance / kLineBytes;
+  if (a.distance > kMostLead) a.distance = kMostLead;
+  a.lead = a.distance;
   a.tile = a.lead / a.segment / a.segments;
   a.plane = a.lead / a.segment % a.segments;
   a.line = a.lead % a.segment;
@@ -58,13 +61,27 @@ static inline void prefetch_lines(Hint hint, const char* from, int64_t lines) {
     for (; from < end; from += kLineBytes) __builtin_prefetch(from, 0, 0);
 }
 
-// Asks for so many lines, or as many as the lead allows.
-static inline void ask(Ahead& a, int64_t lines) {
+// Spreads the lines of a tile over so many steps of a scan.
+static inline void pace_scan(Ahead& a, int64_t steps) {
+  const int64_t lines = a.segments * a.segment;
+  a.per_step = steps > 0 ? (lines + steps - 1) / steps : 0;
+  a.limit = a.distance + lines;
+}
+
+// For work between scans: so many lines a step, as far ahead as there is room.
+static inline void pace_other(Ahead& a, int64_t lines) {
+  a.per_step = lines;
+  a.limit = kMostLead;
+}
+
+static inline void step(Ahead& a) {
   if (a.hint == Hint::kNone) return;
-  if (lines > kMostLead - a.lead) lines = kMostLead - a.lead;
+  int64_t lines = a.per_step < a.limit - a.lead ? a.per_step : a.limit - a.lead;
+  // What is far ahead would push out what the first-level cache is needed for.
+  const Hint hint = a.lead > a.distance + a.segments * a.segment ? Hint::kT1 : a.hint;
   while (lines > 0 && a.tile < a.tiles) {
     const int64_t rest = a.segment - a.line, run = lines < rest ? lines : rest;
-    prefetch_lines(a.hint, a.planes[a.plane] + (a.tile * a.segment + a.line) * kLineBytes, run);
+    prefetch_lines(hint, a.planes[a.plane] + (a.tile * a.segment + a.line) * kLineBytes, run);
     a.lead += run;
     a.line += run;
     lines -= run;
@@ -75,13 +92,6 @@ static inline void ask(Ahead& a, int64_t lines) {
     ++a.tile;
   }
 }
-
-// Spreads the lines of a tile over so many calls of step().
-static inline void spread(Ahead& a, int64_t calls) {
-  a.per_step = calls > 0 ? (a.segments * a.segment + calls - 1) / calls : 0;
-}
-
-static inline void step(Ahead& a) { ask(a, a.per_step); }
 
 // The scan has left a tile behind.
 static inline void tile_done(Ahead& a) {

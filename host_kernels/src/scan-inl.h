@@ -74,7 +74,7 @@ bool scan_chunks_with(const ChunkScan* chunks, int64_t count) {
   int64_t longest = 0;
   for (int64_t i = 0; i < count; ++i) {
     begin_chunk(chunks[i]);
-    spread(*chunks[i].ahead,
+    pace_scan(*chunks[i].ahead,
            Scorer::steps(chunks[i]) + chunks[i].group + Scorer::value_steps(chunks[i]));
     const int64_t rows = chunks[i].end - chunks[i].begin;
     longest = rows > longest ? rows : longest;
@@ -95,7 +95,7 @@ void weigh_chunk_with(const ChunkScan& c, const float* maximum, const float* nor
   constexpr int kVectors = kTileRows / Simd::kLanes;
   const typename Scorer::Session session(c);
   const Scorer scorer(c);
-  spread(*c.ahead, Scorer::steps(c) + c.group);
+  pace_scan(*c.ahead, Scorer::steps(c) + c.group);
   alignas(64) float scores[kQuerySet * kTileRows];
   for (int64_t row = c.begin; row < c.end; row += kTileRows) {
     const int64_t count = c.end - row < kTileRows ? c.end - row : kTileRows;

@@ -109,7 +109,7 @@ void select_head(const HeadSelect& h) {
     for (int64_t i = 0; i < h.select_len; ++i) h.indices[i] = static_cast<int32_t>(i);
     return;
   }
-  h.ahead->per_step = kSelectStep;
+  pace_other(*h.ahead, kSelectStep);
   if (h.weights) compute_importance(h);
   force_rows(h);
   int64_t ties = h.budget, count = 0;
