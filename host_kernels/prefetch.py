@@ -59,10 +59,9 @@ NONE = Prefetch("none", 0, 1)
 CANDIDATES = (
     NONE,
     Prefetch("none", 0, 4),
-    *(Prefetch("t0", distance, 1) for distance in (1024, 512, 2048, 4096)),
-    *(Prefetch("t1", distance, 1) for distance in (1024, 2048)),
-    Prefetch("nta", 1024, 1),
-    Prefetch("t0", 2048, 4),
+    *(Prefetch("t1", distance, 1) for distance in (8192, 16384, 2048)),
+    *(Prefetch("t0", distance, 1) for distance in (8192, 1024)),
+    Prefetch("t1", 8192, 2),
 )
 
 

@@ -75,8 +75,8 @@ def test_another_instruction_set_is_measured_for_itself(machine: Machine) -> Non
     hk.calibrate_prefetch()
     try:
         hk.set_isa("scalar")
-        machine.rates = {"t1:1024:1": 30e9}
-        assert hk.calibrate_prefetch()["setting"] == "t1:1024:1"
+        machine.rates = {"t1:8192:1": 30e9}
+        assert hk.calibrate_prefetch()["setting"] == "t1:8192:1"
     finally:
         hk.set_isa(before)
     if before != "scalar":

@@ -100,7 +100,7 @@ Prefetch prefetch() {
   // Lines asked for ahead are a gain on Intel's servers and a loss on AMD's, whose own prefetcher
   // keeps up.
   static const bool helps = read_cpu_state().vendor == "GenuineIntel";
-  return helps ? Prefetch{Hint::kT0, 1024, 1} : Prefetch{};
+  return helps ? Prefetch{Hint::kT1, 8192, 1} : Prefetch{};
 }
 
 void set_prefetch(const Prefetch& p) {
