@@ -21,7 +21,7 @@ import host_kernels as hk
 from host_kernels import _native
 from host_kernels import prefetch as module
 
-BEST = "t0:2048:1"
+BEST = "t0:8192:1"
 
 
 class Machine:
