@@ -30,7 +30,7 @@ void for_each_piece(int64_t slots, int64_t heads, const int32_t* counts, int thr
                     const Work& work) {
   int64_t count = 0;
   cut(slots, heads, counts, [&](const Piece&) { ++count; });
-  PoolLease lease(static_cast<int>(std::clamp<int64_t>(count, 1, threads)));
+  PoolLease lease(static_cast<int>(std::clamp<int64_t>(count, 1, threads)), PoolUse::kMove);
   // The pool's scratch: nothing is allocated once a call of this size has been.
   auto* pieces =
       static_cast<Piece*>(lease.call_scratch(static_cast<size_t>(count) * sizeof(Piece)));

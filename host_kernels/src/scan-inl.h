@@ -75,7 +75,7 @@ bool scan_chunks_with(const ChunkScan* chunks, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     begin_chunk(chunks[i]);
     pace_scan(*chunks[i].ahead,
-           Scorer::steps(chunks[i]) + chunks[i].group + Scorer::value_steps(chunks[i]));
+              Scorer::steps(chunks[i]) + chunks[i].group + Scorer::value_steps(chunks[i]));
     const int64_t rows = chunks[i].end - chunks[i].begin;
     longest = rows > longest ? rows : longest;
   }

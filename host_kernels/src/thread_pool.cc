@@ -109,9 +109,10 @@ struct alignas(64) Participant {
 }  // namespace
 
 struct PoolState {
-  explicit PoolState(pid_t owner) : pid(owner) {}
+  PoolState(pid_t owner, PoolUse use_) : pid(owner), use(use_) {}
 
   const pid_t pid;
+  const PoolUse use;
 
   // Who may use the pool: tickets are served in order.
   std::mutex gate;
@@ -139,7 +140,7 @@ __attribute__((noinline)) void touch_stack() {
 
 void worker_loop(PoolState* s, int index, Participant* self) {
   char name[16];
-  std::snprintf(name, sizeof name, "herald-%d", index);
+  std::snprintf(name, sizeof name, "herald-%s%d", s->use == PoolUse::kMove ? "m" : "", index);
   pthread_setname_np(pthread_self(), name);
   if (nodes().size() > 1) bind_to(nodes()[static_cast<size_t>(index) % nodes().size()]);
   touch_stack();
@@ -152,12 +153,13 @@ void worker_loop(PoolState* s, int index, Participant* self) {
 
 // The pool is never destroyed: its workers may outlive static destructors, and a child process
 // cannot touch the mutexes it inherited, so it starts a pool of its own and leaves the old one be.
-PoolState* current_pool() {
-  static std::atomic<PoolState*> pool{nullptr};
+PoolState* current_pool(PoolUse use) {
+  static std::atomic<PoolState*> pools[2] = {};
+  std::atomic<PoolState*>& pool = pools[static_cast<int>(use)];
   PoolState* state = pool.load(std::memory_order_acquire);
   const pid_t pid = getpid();
   if (state && state->pid == pid) return state;
-  auto* fresh = new PoolState(pid);
+  auto* fresh = new PoolState(pid, use);
   if (pool.compare_exchange_strong(state, fresh, std::memory_order_acq_rel)) return fresh;
   delete fresh;
   return state;
@@ -193,7 +195,7 @@ void open_gate(PoolState* s) {
 
 }  // namespace
 
-PoolLease::PoolLease(int threads) : state_(current_pool()), threads_(1) {
+PoolLease::PoolLease(int threads, PoolUse use) : state_(current_pool(use)), threads_(1) {
   {
     std::unique_lock<std::mutex> lock(state_->gate);
     const uint64_t ticket = state_->next_ticket++;

@@ -1,4 +1,6 @@
-// One pool of worker threads for the process, parked between calls.
+// The worker threads of the process, parked between calls: one pool for scans and one for moving
+// rows, so that what one caller gathers overlaps what another scans. The first is bound by the rate
+// of memory, the second by its latency; together they use both.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +10,14 @@ namespace herald {
 
 struct PoolState;
 
-// Exclusive use of the pool for one call. Several threads may ask at once: they are served in the
+enum class PoolUse { kScan, kMove };
+
+// Exclusive use of a pool for one call. Several threads may ask at once: they are served in the
 // order in which they came. A child process gets a pool of its own.
 class PoolLease {
  public:
   // `threads` participants, the caller among them. Fewer take part if the system refuses threads.
-  explicit PoolLease(int threads);
+  explicit PoolLease(int threads, PoolUse use = PoolUse::kScan);
   ~PoolLease();
   PoolLease(const PoolLease&) = delete;
   PoolLease& operator=(const PoolLease&) = delete;
