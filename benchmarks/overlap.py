@@ -2,8 +2,8 @@
 
     python -m benchmarks.overlap --json overlap.json --plot overlap.png
 
-One row a method: ``dense``, the method asked for, and the fraction of block time that the main
-stream waited at block boundaries. Tokens are those delivered; prompts are read before the clock
+One row a method and way to transfer its rows, after one of ``dense``, with the fraction of block
+time that the main stream waited at block boundaries. Tokens are those delivered; prompts are read before the clock
 of a block starts, and the first blocks are warm-up.
 """
 
@@ -18,12 +18,15 @@ from typing import Any
 from benchmarks.environment import arguments, write
 from benchmarks.shapes import SHAPES, random_model, random_prompts
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig
+from herald_jax.engine.config import Transfer
 from herald_jax.engine.timeline import Span
 
 WARM_UP_BLOCKS = 2
 
 
-def measure(model: Any, method: str, options: Any) -> tuple[dict[str, Any], list[Span]]:
+def measure(
+    model: Any, method: str, transfer: Transfer, options: Any
+) -> tuple[dict[str, Any], list[Span]]:
     """Generates and times every block but the first ones."""
     config = SHAPES[options.model]
     blocks = options.blocks + WARM_UP_BLOCKS
@@ -40,6 +43,9 @@ def measure(model: Any, method: str, options: Any) -> tuple[dict[str, Any], list
             retrieval_streams=options.streams,
             threads=options.threads,
             host_memory=options.host_memory,
+            transfer=transfer,
+            key_index=options.key_index,
+            candidates_ratio=None if method == "dense" else options.candidates_ratio,
             trace=True,
         ),
     )
@@ -82,6 +88,10 @@ def measure(model: Any, method: str, options: Any) -> tuple[dict[str, Any], list
             "block": config.block_size,
             "steps": options.steps,
             "budget": options.budget,
+            "candidates_ratio": engine.sizing.candidates_ratio(method),
+            "key_index": engine.sizing.key_index(method),
+            "transfer": None if method == "dense" else transfer,
+            "rows_moved_fraction": timeline.rows_moved_fraction,
             "exact_layers": config.exact_layers,
             "dtype": options.dtype,
             "blocks": len(steps),
@@ -135,7 +145,7 @@ def main() -> None:
     """Runs the benchmark."""
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SHAPES, default="sdar-8b")
-    parser.add_argument("--method", default="herald-draft")
+    parser.add_argument("--method", nargs="+", default=["herald-draft"])
     parser.add_argument("--context", type=int, default=16384, help="prompt tokens")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=20, help="measured blocks")
@@ -147,6 +157,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=None, help="retrieval threads")
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")
     parser.add_argument("--host-memory", type=int, default=None, help="bytes")
+    parser.add_argument("--transfer", nargs="+", choices=("changes", "full"), default=["changes"])
+    parser.add_argument("--key-index", choices=("int8", "none"), default="int8")
+    parser.add_argument("--candidates-ratio", type=float, default=None, help="C / K")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense row out")
     options = parser.parse_args()
     if options.quick:
@@ -154,13 +167,18 @@ def main() -> None:
         vars(options).update(small)
     model = random_model(SHAPES[options.model], options.dtype)
     rows = []
-    for method in [options.method] if options.no_dense else ["dense", options.method]:
-        row, spans = measure(model, method, options)
-        rows.append(row)
-        print({key: row[key] for key in ("method", "block_ms", "stall_fraction")}, flush=True)
     settings = {key: str(value) for key, value in vars(options).items()}
     settings["shape"] = str(dataclasses.asdict(SHAPES[options.model]))
-    write(options.json, settings, rows)
+    runs = list(itertools.product(options.method, options.transfer))
+    for method, transfer in runs if options.no_dense else [("dense", options.transfer[0]), *runs]:
+        row, spans = measure(model, method, transfer, options)
+        rows.append(row)
+        shown = ("method", "transfer", "block_ms", "retrieval_ms", "stall_fraction")
+        print({key: row[key] for key in shown}, flush=True)
+        if options.json:
+            write(options.json, settings, rows)
+    if not options.json:
+        write(None, settings, rows)
     if options.plot:
         row = rows[-1]
         title = (

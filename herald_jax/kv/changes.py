@@ -26,7 +26,7 @@ from herald_jax.kv.transfer import Copies, RegisteredArrays, put, start_fetch
 
 #: Shares of a layer's rows that may be copied: the smallest that holds the new ones is. Each is a
 #: program of its own, so they are few.
-SHARES = tuple(eighths / 8 for eighths in range(1, 9))
+SHARES = (0.25, 0.5, 0.75, 1.0)
 Parts = tuple[tuple[int, int], ...]
 #: Sources int32 [N, H_kv, C], and for every part its new rows (k, v) [F, D].
 Arrived = tuple[jax.Array, tuple[Buffer, ...]]

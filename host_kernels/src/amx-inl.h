@@ -193,10 +193,12 @@ class AmxIndexScorer {
   explicit AmxIndexScorer(const ChunkScan& c)
       : c_(c),
         known_(static_cast<const IndexQuery*>(c.query)),
-        codes_(reinterpret_cast<const int8_t*>(known_ + round_up(c.group, kQuerySet))) {}
+        codes_(reinterpret_cast<const int8_t*>(known_ + round_up(c.group, kQuerySet))),
+        starts_(reinterpret_cast<const int32_t*>(codes_ + round_up(c.group, kQuerySet) * c.dim)) {}
 
   static int64_t query_bytes(int64_t group, int64_t dim) {
-    return round_up(group, kQuerySet) * (static_cast<int64_t>(sizeof(IndexQuery)) + dim);
+    return round_up(group, kQuerySet) *
+           (static_cast<int64_t>(sizeof(IndexQuery)) + dim + 4 * kTileKeys);
   }
 
   static void prepare(const float* query, int64_t group, int64_t dim, void* prepared) {
@@ -207,10 +209,13 @@ class AmxIndexScorer {
         known[g].scale = __builtin_nanf("");
       int32_t sum = 0;
       for (int64_t d = 0; d < dim; ++d) sum += codes[g * dim + d];
-      known[g].offset = kCodeOffset * sum;
+      known[g].start = -kCodeOffset * sum;
     }
     const int64_t rest = round_up(group, kQuerySet) - group;
     __builtin_memset(codes + group * dim, 0, static_cast<size_t>(rest * dim));
+    auto* starts = reinterpret_cast<int32_t*>(codes + (group + rest) * dim);
+    for (int64_t i = 0; i < (group + rest) * kTileKeys; ++i)
+      starts[i] = i / kTileKeys < group ? known[i / kTileKeys].start : 0;
   }
 
   float factor(int64_t g) const { return c_.log2_scale * known_[g].scale; }
@@ -227,8 +232,9 @@ class AmxIndexScorer {
     const int8_t* codes = codes_ + first * c_.dim;
     const auto query_stride = static_cast<size_t>(c_.dim);
     alignas(64) int32_t products[kQuerySet * kTileRows];
-    _tile_zero(0);
-    _tile_zero(1);
+    const int32_t* starts = starts_ + first * kTileKeys;
+    _tile_loadd(0, starts, 4 * kTileKeys);
+    _tile_loadd(1, starts, 4 * kTileKeys);
     for (int64_t i = 0; i < whole; ++i) {
       step(*c_.ahead);
       _tile_loadd(4, codes + 64 * i, query_stride);
@@ -249,10 +255,10 @@ class AmxIndexScorer {
     const auto* scales = reinterpret_cast<const float*>(tile + kTileRows * c_.dim);
     const Simd::F low = Simd::load(scales), high = Simd::load(scales + Simd::kLanes);
     for (int64_t g = 0; g < queries; ++g) {
-      const int32_t offset = known_[first + g].offset, *from = products + g * kTileRows;
+      const int32_t* from = products + g * kTileRows;
       float* to = scores + g * kTileRows;
-      Simd::store(to, Simd::mul(Simd::load_less(from, offset), low));
-      Simd::store(to + Simd::kLanes, Simd::mul(Simd::load_less(from + Simd::kLanes, offset), high));
+      Simd::store(to, Simd::mul(Simd::load_integers(from), low));
+      Simd::store(to + Simd::kLanes, Simd::mul(Simd::load_integers(from + Simd::kLanes), high));
     }
   }
 
@@ -274,6 +280,7 @@ class AmxIndexScorer {
   const ChunkScan& c_;
   const IndexQuery* known_;
   const int8_t* codes_;
+  const int32_t* starts_;  // [queries][kTileKeys], where the products of a query start
 };
 
 }  // namespace

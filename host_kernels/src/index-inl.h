@@ -13,8 +13,8 @@ namespace {
 
 // What is known of a query beside its codes.
 struct IndexQuery {
-  float scale;     // of a code
-  int32_t offset;  // what kCodeOffset in every key adds to a product
+  float scale;    // of a code
+  int32_t start;  // where its products start: less what kCodeOffset adds to them
 };
 
 // code = x * (127 / max|x|), rounded half to even. False where a number is not finite.
@@ -62,7 +62,7 @@ class IndexScorer {
         sum += own[d];
         codes[g * dim + d] = own[d];
       }
-      known[g].offset = kCodeOffset * sum;
+      known[g].start = -kCodeOffset * sum;
     }
   }
 
@@ -81,13 +81,13 @@ class IndexScorer {
     int64_t g = 0;
     const auto each = [&](auto dot, int64_t set) {
       step(*c_.ahead);
-      dot(reinterpret_cast<const uint8_t*>(tile), codes_ + (first + g) * c_.dim, c_.dim, products);
+      dot(reinterpret_cast<const uint8_t*>(tile), codes_ + (first + g) * c_.dim, known_ + first + g,
+          c_.dim, products);
       for (int64_t i = 0; i < set; ++i, ++g)
         for (int64_t r = 0; r < kTileRows; r += Simd::kLanes)
           Simd::store(
               scores + g * kTileRows + r,
-              Simd::mul(Simd::load_less(products + i * kTileRows + r, known_[first + g].offset),
-                        Simd::load(scales + r)));
+              Simd::mul(Simd::load_integers(products + i * kTileRows + r), Simd::load(scales + r)));
     };
     while (queries - g >= 4) each(Dot::template dot<4>, 4);
     if (queries - g >= 2) each(Dot::template dot<2>, 2);
@@ -108,8 +108,9 @@ class IndexScorer {
 struct PlainIndexDot {
   using QueryItem = int8_t;
   template <int Q>
-  static void dot(const uint8_t* tile, const int8_t* query, int64_t dim, int32_t* products) {
-    for (int i = 0; i < Q * kTileRows; ++i) products[i] = 0;
+  static void dot(const uint8_t* tile, const int8_t* query, const IndexQuery* known, int64_t dim,
+                  int32_t* products) {
+    for (int i = 0; i < Q * kTileRows; ++i) products[i] = known[i / kTileRows].start;
     for (int g = 0; g < Q; ++g)
       for (int64_t d = 0; d < dim; d += 4)
         for (int64_t r = 0; r < kTileRows; ++r) {

@@ -10,11 +10,14 @@ namespace {
 struct WideIndexDot {
   using QueryItem = int16_t;
   template <int Q>
-  static void dot(const uint8_t* tile, const int16_t* query, int64_t dim, int32_t* products) {
+  static void dot(const uint8_t* tile, const int16_t* query, const IndexQuery* known, int64_t dim,
+                  int32_t* products) {
     constexpr int kKeys = 4;  // of a vector: four dimensions of each
     for (int64_t key = 0; key < kTileRows; key += 2 * kKeys) {
       __m256i sums[Q][2];
-      for (auto& sum : sums) sum[0] = sum[1] = _mm256_setzero_si256();
+      // The first of the two sums of every key.
+      for (int g = 0; g < Q; ++g)
+        sums[g][0] = sums[g][1] = _mm256_set1_epi64x(static_cast<uint32_t>(known[g].start));
       for (int64_t d = 0; d < dim; d += 4) {
         const auto* from = reinterpret_cast<const __m128i*>(tile + d * kTileRows + 4 * key);
         const __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128(from));

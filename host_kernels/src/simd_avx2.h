@@ -15,9 +15,8 @@ struct Simd {
 
   static F set(float x) { return _mm256_set1_ps(x); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
-  static F load_less(const int32_t* p, int32_t less) {
-    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(x, _mm256_set1_epi32(less)));
+  static F load_integers(const int32_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }

@@ -15,9 +15,7 @@ struct Simd {
 
   static F set(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
-  static F load_less(const int32_t* p, int32_t less) {
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(less)));
-  }
+  static F load_integers(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }

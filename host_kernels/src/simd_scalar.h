@@ -35,9 +35,9 @@ struct Simd {
     std::memcpy(&r, p, sizeof r);
     return r;
   }
-  // Integers less a number, as floats.
-  static F load_less(const int32_t* p, int32_t less) {
-    return map([&](int i) { return static_cast<float>(p[i] - less); });
+  // Integers as floats.
+  static F load_integers(const int32_t* p) {
+    return map([&](int i) { return static_cast<float>(p[i]); });
   }
   static void store(float* p, const F& x) { std::memcpy(p, &x, sizeof x); }
   static F add(const F& a, const F& b) {

@@ -1,11 +1,12 @@
-// Index scores by vpdpbusd: four dimensions of 16 keys at once. Needs AVX-512 and VNNI.
+// Index scores by vpdpbusd: four dimensions of 16 keys at once. Needs AVX-512, VNNI and
+// index-inl.h.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-#include "kernel_table.h"
+#include "index-inl.h"
 
 namespace herald {
 namespace {
@@ -13,9 +14,10 @@ namespace {
 struct VnniIndexDot {
   using QueryItem = int8_t;
   template <int Q>
-  static void dot(const uint8_t* tile, const int8_t* query, int64_t dim, int32_t* products) {
+  static void dot(const uint8_t* tile, const int8_t* query, const IndexQuery* known, int64_t dim,
+                  int32_t* products) {
     __m512i sums[Q][2];
-    for (auto& sum : sums) sum[0] = sum[1] = _mm512_setzero_si512();
+    for (int g = 0; g < Q; ++g) sums[g][0] = sums[g][1] = _mm512_set1_epi32(known[g].start);
     for (int64_t d = 0; d < dim; d += 4) {
       const __m512i low = _mm512_loadu_si512(tile + d * kTileRows);
       const __m512i high = _mm512_loadu_si512(tile + d * kTileRows + 64);
