@@ -20,7 +20,7 @@ struct SelectScratch {
   SelectScratch(Carver& carver, int64_t rows) {
     importance = carver.take<float>(round_up(rows, kTileRows));
     histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
-    candidates = carver.take<uint32_t>(rows);
+    candidates = carver.take<uint32_t>(rows + kMaxLanes);
   }
   float* importance;
   uint32_t *histogram, *candidates;

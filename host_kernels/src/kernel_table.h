@@ -77,7 +77,7 @@ struct HeadSelect {
   int64_t select_len, budget, sinks, recent;
   float* importance;     // scratch, select_len rounded up to kTileRows
   uint32_t* histogram;   // scratch, kHistogramTables * kHistogramBins
-  uint32_t* candidates;  // scratch, select_len
+  uint32_t* candidates;  // scratch, select_len + kMaxLanes
   int32_t* indices;      // result, `budget` ascending rows
   Ahead* ahead;          // of the next scan, whose memory is asked for meanwhile
 };

@@ -28,7 +28,7 @@ struct Scratch {
     normaliser = carver.take<float>(c.group);
     importance = carver.take<float>(padded);
     histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
-    candidates = carver.take<uint32_t>(rows);
+    candidates = carver.take<uint32_t>(rows + kMaxLanes);
   }
   int64_t stride;
   char *keys, *query;
@@ -145,7 +145,7 @@ void top_k(const float* values, int64_t rows, int64_t count, int32_t* indices) {
   const auto take = [&](Carver& carver, HeadSelect& h) {
     h.importance = carver.take<float>(padded);
     h.histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
-    h.candidates = carver.take<uint32_t>(rows);
+    h.candidates = carver.take<uint32_t>(rows + kMaxLanes);
   };
   HeadSelect h{};
   take(size, h);

@@ -9,8 +9,10 @@
 namespace herald {
 namespace {
 
-// Lines to ask for with every tile of each of the four passes: what memory delivers meanwhile.
+// Lines to ask for with every tile of each of the three passes: what memory delivers meanwhile.
 constexpr int64_t kSelectStep = 4;
+// From so many rows on, a sample of every so manieth one pays.
+constexpr int64_t kSampledRows = 2048, kSampleStride = 31;
 
 inline uint32_t float_bits(float x) {
   uint32_t bits;
@@ -66,39 +68,72 @@ inline void for_each_bit(uint32_t mask, Emit emit) {
   for (; mask; mask &= mask - 1) emit(__builtin_ctz(mask));
 }
 
+inline uint32_t histogram_bin(float x) { return float_bits(x) >> 19; }
+
+// The bits of the rows that may be among the `need` largest, in h.candidates; returns how many. A
+// sample tells roughly where the threshold lies. Should it mislead, all rows are candidates, so the
+// result never depends on it.
+inline int64_t list_candidates(const HeadSelect& h, int64_t need) {
+  const int64_t n = h.select_len;
+  float floor = 0;
+  if (n >= kSampledRows) {
+    __builtin_memset(h.histogram, 0, sizeof(uint32_t) * kHistogramBins);
+    int64_t sampled = 0;
+    for (int64_t i = 0; i < n; i += kSampleStride, ++sampled)
+      ++h.histogram[histogram_bin(h.importance[i])];
+    // Twice as many as needed and a few more, for a sample may be unlucky.
+    int64_t rank = 2 * need * sampled / n + 16;
+    if (rank > sampled) rank = sampled;
+    floor = bits_float(static_cast<uint32_t>(find_bin(h.histogram, kHistogramBins, rank)) << 19);
+  }
+  for (;;) {
+    const Simd::F least = Simd::set(floor);
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i += Simd::kLanes) {
+      if (i % kTileRows == 0) step(*h.ahead);
+      const Simd::F x = Simd::load(h.importance + i);
+      const uint32_t mask = Simd::at_least(x, least);
+      Simd::store_chosen(reinterpret_cast<float*>(h.candidates + count), x, mask);
+      count += __builtin_popcount(mask);
+    }
+    if (count >= need) return count;
+    floor = 0;
+  }
+}
+
+inline bool all_equal(const uint32_t* bits, int64_t count) {
+  uint32_t different = 0;
+  for (int64_t i = 0; i < count; ++i) different |= bits[i] ^ bits[0];
+  return different == 0;
+}
+
 // Exact value of the `need`-th largest of importance[0, n); `need` becomes how many rows of exactly
 // that value belong to the selection. Bits are taken 12, 11 and 8 at a time from the top.
 inline float find_threshold(const HeadSelect& h, int64_t& need) {
-  const int64_t n = h.select_len;
-  const int64_t tables = n >= kHistogramBins ? kHistogramTables : 1;
+  int64_t count = list_candidates(h, need);
+  // Many equal rows would count one after the other in one bin.
+  if (all_equal(h.candidates, count)) return bits_float(h.candidates[0]);
   uint32_t* histogram = h.histogram;
+  const int64_t tables = count >= kHistogramBins ? kHistogramTables : 1;
   __builtin_memset(histogram, 0, sizeof(uint32_t) * tables * kHistogramBins);
   // Neighbouring rows often share a bin; several tables keep their increments independent.
   const int64_t table_mask = tables - 1;
-  for (int64_t first = 0; first < n; first += kTileRows) {
-    step(*h.ahead);
-    const int64_t end = first + kTileRows < n ? first + kTileRows : n;
-    for (int64_t i = first; i < end; ++i)
-      ++histogram[(i & table_mask) * kHistogramBins + (float_bits(h.importance[i]) >> 19)];
-  }
+  for (int64_t i = 0; i < count; ++i)
+    ++histogram[(i & table_mask) * kHistogramBins + (h.candidates[i] >> 19)];
   for (int64_t t = 1; t < tables; ++t)
     for (int64_t b = 0; b < kHistogramBins; ++b) histogram[b] += histogram[t * kHistogramBins + b];
   const uint32_t top = static_cast<uint32_t>(find_bin(histogram, kHistogramBins, need));
-
-  const Simd::F low = Simd::set(bits_float(top << 19));
-  const Simd::F high = Simd::set(bits_float((top << 19) | 0x7ffff));
-  int64_t count = 0;
-  for (int64_t i = 0; i < n; i += Simd::kLanes) {
-    if (i % kTileRows == 0) step(*h.ahead);
-    const Simd::F x = Simd::load(h.importance + i);
-    for_each_bit(Simd::at_least(x, low) & Simd::at_least(high, x),
-                 [&](int lane) { h.candidates[count++] = float_bits(h.importance[i + lane]); });
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    h.candidates[kept] = h.candidates[i];
+    kept += h.candidates[i] >> 19 == top;
   }
+  if (all_equal(h.candidates, kept)) return bits_float(h.candidates[0]);
   __builtin_memset(histogram, 0, sizeof(uint32_t) * 2048);
-  for (int64_t i = 0; i < count; ++i) ++histogram[(h.candidates[i] >> 8) & 0x7ff];
+  for (int64_t i = 0; i < kept; ++i) ++histogram[(h.candidates[i] >> 8) & 0x7ff];
   const uint32_t middle = (top << 11) | static_cast<uint32_t>(find_bin(histogram, 2048, need));
   __builtin_memset(histogram, 0, sizeof(uint32_t) * 256);
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < kept; ++i)
     if (h.candidates[i] >> 8 == middle) ++histogram[h.candidates[i] & 0xff];
   return bits_float((middle << 8) | static_cast<uint32_t>(find_bin(histogram, 256, need)));
 }

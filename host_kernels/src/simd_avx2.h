@@ -51,6 +51,11 @@ struct Simd {
   static bool exceeds(F a, F b) {
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLE_UQ)) != 0;
   }
+  static void store_chosen(float* p, F x, uint32_t lanes) {
+    alignas(32) float all[kLanes];
+    _mm256_store_ps(all, x);
+    for (; lanes; lanes &= lanes - 1) *p++ = all[__builtin_ctz(lanes)];
+  }
   static float sum(F x) {
     const __m128 a = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));

@@ -39,6 +39,9 @@ struct Simd {
   static uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static uint32_t at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static bool exceeds(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ) != 0; }
+  static void store_chosen(float* p, F x, uint32_t lanes) {
+    store(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), x));
+  }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
   static float largest(F x) { return _mm512_reduce_max_ps(x); }
   static F add_pairs(F a, F b) {

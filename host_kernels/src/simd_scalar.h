@@ -94,6 +94,10 @@ struct Simd {
   static bool exceeds(const F& a, const F& b) {
     return mask([&](int i) { return !(a.lane[i] <= b.lane[i]); }) != 0;
   }
+  // The lanes of a mask side by side; more than they may be written, up to all lanes.
+  static void store_chosen(float* p, const F& x, uint32_t lanes) {
+    for (; lanes; lanes &= lanes - 1) *p++ = x.lane[__builtin_ctz(lanes)];
+  }
   static float sum(const F& x) {
     const float* v = x.lane;
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));

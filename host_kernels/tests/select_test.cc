@@ -18,7 +18,7 @@ void check_select(const herald::KernelTable& table, const std::vector<float>& va
   std::copy(values.begin(), values.end(), weights.begin());
   const std::vector<float> exponents(weights.size(), 0);
   std::vector<uint32_t> histogram(herald::kHistogramTables * herald::kHistogramBins);
-  std::vector<uint32_t> candidates(static_cast<size_t>(n));
+  std::vector<uint32_t> candidates(static_cast<size_t>(n + herald::kMaxLanes));
   std::vector<int32_t> got(static_cast<size_t>(budget), -9), want(static_cast<size_t>(n));
   const float zero = 0, one = 1;
   herald::Ahead nothing;
