@@ -291,11 +291,11 @@ def test_blocks_are_the_same_with_either_transfer(method):
         session.close()
 
 
-def test_full_transfers_equal_dense_at_full_budget():
-    """With changes, the default, every method is held to this in test_invariants.py."""
+def test_changes_equal_dense_at_full_budget():
+    """With full transfers, the default, every method is held to this in test_invariants.py."""
     given = prompts((64, 65, 3, 130))
     want = answers(engine("dense"), given, RULE)
-    assert answers(engine("herald-merged", transfer="full"), given, RULE) == want
+    assert answers(engine("herald-merged", transfer="changes"), given, RULE) == want
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -303,7 +303,8 @@ def test_a_slot_that_fails_does_not_spoil_the_next_request_in_it(streams):
     """Selection meets NaN in one slot; its mates and what comes later answer as ever."""
     given = prompts((120, 100, 90, 80))
     want = answers(engine("herald-draft", 0.2, max_batch=2), given, RULE)
-    made = engine("herald-draft", 0.2, max_batch=2, retrieval_streams=streams)
+    options = {"max_batch": 2, "retrieval_streams": streams, "transfer": "changes"}
+    made = engine("herald-draft", 0.2, **options)
     stream = made.generate(given, RULE, stream=True)
     first = next(stream)
     slot = next(s for s in made.session.batch.slots if s.request.id == "1")

@@ -390,7 +390,11 @@ def _pairs(booking):
 
 @pytest.mark.parametrize(
     ("method", "transfer"),
-    [("herald-draft", "full"), *((name, "changes") for name in ("dense", *SELECTORS))],
+    [
+        ("herald-draft", "changes"),
+        ("herald-merged", "changes"),
+        *((name, "full") for name in ("dense", *SELECTORS)),
+    ],
 )
 def test_booked_equals_planned(method, transfer):
     made = engine(method, 0.1, transfer=transfer)

@@ -132,7 +132,7 @@ def generate(
         ),
     ] = None,
     exact_layers: ExactLayers = None,
-    transfer: Transfer = TransferName.changes,
+    transfer: Transfer = TransferName.full,
     max_batch: MaxBatch = 8,
     max_context: Annotated[
         int | None,

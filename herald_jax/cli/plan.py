@@ -77,7 +77,7 @@ def plan(
     candidates_ratio: CandidatesRatio = None,
     key_index: KeyIndexOption = KeyIndexName.int8,
     exact_layers: ExactLayers = None,
-    transfer: Transfer = TransferName.changes,
+    transfer: Transfer = TransferName.full,
     block_size: Annotated[
         int | None,
         typer.Option(

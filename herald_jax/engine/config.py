@@ -35,8 +35,8 @@ class EngineConfig:
       key_index: what selectors that refine on the device scan: "int8", an index beside K and V that
         is a quarter of their size in bfloat16, or "none", the keys. Others have no index.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
-      transfer: between blocks copy only the rows that the device lacks ("changes"), or all that are
-        selected ("full"); the tokens are the same.
+      transfer: between blocks copy all rows that are selected ("full"), or only those that the
+        device lacks ("changes"); the tokens are the same.
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
         None fits the requests at hand, up to the model's own length.
@@ -59,7 +59,7 @@ class EngineConfig:
     candidates_ratio: float | None = None
     key_index: KeyIndex = "int8"
     exact_layers: int | None = None
-    transfer: Transfer = "changes"
+    transfer: Transfer = "full"
     max_batch: int = 8
     max_context: int | None = None
     prefill_chunk: int = 512
