@@ -3,8 +3,8 @@
     python -m benchmarks.overlap --json overlap.json --plot overlap.png
 
 One row a method and way to transfer its rows, after one of ``dense``, with the fraction of block
-time that the main stream waited at block boundaries. Tokens are those delivered; prompts are read before the clock
-of a block starts, and the first blocks are warm-up.
+time that the main stream waited at block boundaries. Tokens are those delivered; prompts are read
+before the clock of a block starts, and the first blocks are warm-up.
 """
 
 from __future__ import annotations
