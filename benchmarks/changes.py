@@ -73,12 +73,23 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8, help="decoded of each")
     parser.add_argument("--budget", type=float, default=0.05, help="share of positions attended")
     options = parser.parse_args()
+    for name, least, most in (("context", 256, 2**31 - 1), ("documents", 1, 10**6)):
+        if not least <= (value := getattr(options, name)) <= most:
+            parser.error(f"--{name} {value} is out of range: give {least} to {most}")
+    if not 0 < options.budget <= 1:
+        parser.error(f"--budget {options.budget:g} is no share: give one above 0, up to 1")
     if options.blocks < 4:
         parser.error(f"--blocks {options.blocks} leaves no change to count: give 4 or more")
     if options.quick:
         options.context, options.documents, options.blocks = 512, 2, 5
-    check_output(options.json)
+    try:
+        check_output(options.json)
+    except OSError as error:
+        parser.error(str(error))
     base = Engine.from_checkpoint("embedded")
+    longest = base.config.max_position_embeddings - options.blocks * base.config.block_size
+    if options.context > longest:
+        parser.error(f"--context {options.context} is too long for the model: up to {longest}")
     rows = [measure(base, method, options) for method in METHODS]
     write(options.json, vars(options), rows)
 

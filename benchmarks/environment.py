@@ -77,6 +77,14 @@ def check_output(*paths: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(f"{path.parent} cannot be written to")
+        known = path.exists()
+        try:
+            # Only opening tells, where the caller may write everywhere.
+            path.open("ab").close()
+        except OSError as error:
+            raise type(error)(f"{path} cannot be written: {error.strerror}") from None
+        if not known:
+            path.unlink()
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -204,7 +204,7 @@ def main() -> None:
     try:
         for name, value, low, high in (
             ("context", options.context, 64, 1 << 24),
-            ("batch", options.batch or 1, 1, 4096),
+            ("batch", 1 if options.batch is None else options.batch, 1, 4096),
             ("threads", options.threads, 1, 1024),
             ("streams", options.streams, 1, 64),
             ("rounds", options.rounds, 1, 10_000),

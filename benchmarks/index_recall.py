@@ -37,6 +37,9 @@ BUDGETS, RATIOS = [0.02, 0.05, 0.1], [1.0, 1.25, 1.5, 2.0]
 #: Recall, covered and mass of a layer's KV head for each index: [indexes, budgets, ratios, 3].
 Units = list[np.ndarray]
 
+#: What the embedded model was trained for, less room for an answer.
+MOST_TOKENS = 7936
+
 
 def queries(
     network: Network, made: Trajectory, number: int, fraction: float
@@ -208,6 +211,8 @@ def check(options: argparse.Namespace) -> None:
     for name in ("items", "blocks"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)} is too few: give 1 or more")
+    if max(options.contexts) > MOST_TOKENS:
+        raise ValueError(f"--contexts {max(options.contexts)} is too long: up to {MOST_TOKENS}")
     if min(options.contexts) < 256:
         raise ValueError(f"--contexts {min(options.contexts)} is too short: give 256 or more")
     if not all(1 <= ratio < math.inf for ratio in options.ratios):

@@ -73,7 +73,8 @@ def select_indexed(
     """``select`` from the key index: the same selection by scores that are rounded.
 
     Keys and queries are int8 with a scale each; their products are exact integers, so scores are
-    the same on every instruction set.
+    the same on every instruction set. They are products of a code's scale at a time, so with keys
+    beyond about 1e34 a slot may be reported as not finite though ``select`` would manage.
 
     Args:
         q, attend_len, select_len, budget, indices, sinks, recent, elsewhere, scale, threads: see

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 
 # Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # Nor on how scans ask for memory: nothing is to be measured, or kept at home, by a test.
 os.environ.setdefault("HERALD_PREFETCH", "none")

@@ -349,3 +349,25 @@ def test_bandwidth() -> None:
         hk.copy_bandwidth(data.view(np.float32), target)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dst must have shape"):
         hk.copy_bandwidth(data, target[1:])
+
+
+def test_the_interpreter_may_end_while_threads_are_in_kernels():
+    """They neither hold it up nor bring the process down."""
+    code = (
+        "import threading, time, numpy as np, host_kernels as hk\n"
+        "kv = [np.ones((4, 2, 9000, 64), np.float32)]\n"
+        "n = np.array([9000], np.int32)\n"
+        "def loop():\n"
+        "    q = np.ones((1, 32, 64), np.float32)\n"
+        "    chosen = np.zeros((1, 4, 10), np.int32)\n"
+        "    while True:\n"
+        "        hk.attend_select(q, kv, n, n, n * 0 + 10, chosen, threads=1)\n"
+        "for _ in range(4):\n"
+        "    threading.Thread(target=loop, daemon=True).start()\n"
+        "time.sleep(0.2)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")

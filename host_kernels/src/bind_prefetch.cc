@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "gil.h"
 #include "prefetch.h"
 
 namespace nb = nanobind;
@@ -27,7 +28,7 @@ void bind_prefetch(nb::module_& m) {
   m.def(
       "cold_scan_rate",
       [](const Bytes& buffer, int hint, int64_t distance, int streams, int threads) {
-        nb::gil_scoped_release nogil;
+        WithoutGil nogil;
         return cold_scan_rate(reinterpret_cast<char*>(buffer.data()), buffer.size(),
                               {static_cast<Hint>(hint), distance, streams}, threads);
       },

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "gil.h"
 #include "heap.h"
 #include "roof.h"
 
@@ -26,7 +27,7 @@ Indices py_heap_top_k(const Values& values, int64_t count) {
   if (count < 0 || count > n) throw std::invalid_argument("count must be between 0 and the values");
   auto found = std::make_unique<std::vector<int32_t>>();
   {
-    nb::gil_scoped_release nogil;
+    WithoutGil nogil;
     *found = heap_top_k(values.data(), n, count);
   }
   int32_t* data = found->data();
@@ -48,12 +49,12 @@ void bind_roof(nb::module_& m) {
             {"bf16", DType::kBFloat16}, {"float32", DType::kFloat32}, {"int8", DType::kInt8Index}};
         const auto found = types.find(type);
         if (found == types.end()) throw std::invalid_argument("type is bf16, float32 or int8");
-        nb::gil_scoped_release nogil;
+        WithoutGil nogil;
         return compute_roof(found->second, threads);
       },
       "type"_a, "threads"_a);
   m.def("clock_rate", [] {
-    nb::gil_scoped_release nogil;
+    WithoutGil nogil;
     return clock_rate();
   });
 }

@@ -18,6 +18,7 @@
 #include "bandwidth.h"
 #include "changes.h"
 #include "cpu_features.h"
+#include "gil.h"
 #include "rerank.h"
 #include "rows.h"
 
@@ -116,7 +117,7 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
   if (output) call.output = output->data();
   call.status = status.data();
   call.threads = threads;
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   attend_select(call);
 }
 
@@ -134,7 +135,7 @@ void py_index_rows(const std::vector<RowsIn>& kv, const std::vector<RowsIn>& ind
   call.start = start.data();
   call.counts = counts.data();
   call.threads = threads;
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   index_rows(call);
 }
 
@@ -168,7 +169,7 @@ void py_gather(const std::vector<RowsIn>& kv, const IntsIn& indices, const IntsI
   call.rows = static_cast<int64_t>(keys.shape(1));
   call.row_offset = row_offset;
   call.threads = threads;
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   check_rows({call.slots, call.heads, call.indices, call.capacity, call.counts}, "indices");
   gather(call);
 }
@@ -201,7 +202,7 @@ void py_rerank(const FloatsIn& query, const std::vector<RowsIn>& kv, const IntsI
   call.scale = scale;
   call.status = status.data();
   call.threads = threads;
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   check_rows({call.slots, call.heads, call.candidates, call.candidate_capacity, call.counts},
              "candidates");
   rerank(call);
@@ -230,7 +231,7 @@ int64_t py_gather_changes(const std::vector<RowsIn>& kv, const IntsIn& indices,
   call.values = static_cast<char*>(values.data());
   call.rows = static_cast<int64_t>(keys.shape(0));
   call.threads = threads;
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   check_rows({call.slots, call.heads, call.indices, call.capacity, call.counts}, "indices");
   return gather_changes(call);
 }
@@ -238,7 +239,7 @@ int64_t py_gather_changes(const std::vector<RowsIn>& kv, const IntsIn& indices,
 void py_top_k(const FloatsIn& values, const Ints& indices) {
   require(values.ndim() == 1 && indices.ndim() == 1 && indices.size() <= values.size(),
           "values and indices need 1 axis, and no more indices than values");
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   top_k(values.data(), static_cast<int64_t>(values.size()), static_cast<int64_t>(indices.size()),
         indices.data());
 }
@@ -258,7 +259,7 @@ void py_store(const std::vector<Rows>& kv, const IntsIn& start, const IntsIn& co
   call.values = static_cast<const char*>(static_cast<const void*>(values.data()));
   call.rows = static_cast<int64_t>(keys.shape(1));
   call.threads = threads;
-  nb::gil_scoped_release nogil;
+  WithoutGil nogil;
   store(call);
 }
 
@@ -266,14 +267,14 @@ void py_store(const std::vector<Rows>& kv, const IntsIn& start, const IntsIn& co
 std::tuple<nb::object, bool, std::string> py_arena(size_t bytes, bool huge_pages, int threads) {
   std::unique_ptr<Arena> arena;
   {
-    nb::gil_scoped_release nogil;
+    WithoutGil nogil;
     arena = std::make_unique<Arena>(bytes, huge_pages, threads);
   }
   char* data = arena->data();
   const bool huge = arena->huge_pages();
   const std::string notice = arena->notice();
   nb::capsule owner(arena.get(), [](void* p) noexcept {
-    nb::gil_scoped_release nogil;
+    WithoutGil nogil;
     delete static_cast<Arena*>(p);
   });
   arena.release();
@@ -311,7 +312,7 @@ NB_MODULE(_native, m) {
   m.def(
       "read_bandwidth",
       [](const BytesIn& data, int threads, int repeats, int64_t streams, int64_t ahead) {
-        nb::gil_scoped_release nogil;
+        WithoutGil nogil;
         return read_bandwidth(reinterpret_cast<const char*>(data.data()), data.size(), threads,
                               repeats, {streams, ahead});
       },
@@ -320,7 +321,7 @@ NB_MODULE(_native, m) {
       "copy_bandwidth",
       [](const BytesIn& from, const Bytes& to, int threads, int repeats) {
         require(from.size() == to.size(), "src and dst must have one size");
-        nb::gil_scoped_release nogil;
+        WithoutGil nogil;
         return copy_bandwidth(reinterpret_cast<const char*>(from.data()),
                               reinterpret_cast<char*>(to.data()), from.size(), threads, repeats);
       },

@@ -156,7 +156,8 @@ void top_k(const float* values, int64_t rows, int64_t count, int32_t* indices) {
   h.select_len = rows;
   h.budget = count;
   h.indices = indices;
-  std::copy(values, values + rows, h.importance);
+  // -0 + 0 is +0, whose bits are the smallest.
+  for (int64_t i = 0; i < rows; ++i) h.importance[i] = values[i] + 0.0f;
   active_table().select_head(h);
 }
 
