@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Test processes; tests mostly wait for the compiler, which they share through a cache.
-WORKERS ?= -n logical --maxprocesses 8
+# Test processes; tests mostly wait for the compiler, whose work those of one file share.
+WORKERS ?= -n logical --maxprocesses 8 --dist loadfile
 TESTS = tests
 # Bounds beyond those of pyproject.toml, as in PINS='transformers<5'.
 PINS =
