@@ -19,14 +19,17 @@ extra = $$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pypr
   "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) >$(VENV)/$(1).txt && \
   echo $(VENV)/$(1).txt)
 
-.PHONY: demo test lint native-test oracle transformers4 clean compiler
+.PHONY: demo test slow lint native-test oracle transformers4 clean compiler
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.base
 	$(BIN)/herald demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not oracle and not gpu" $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -m "not oracle and not gpu and not slow" $(WORKERS) $(TESTS)
+
+slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m "slow and not oracle" $(WORKERS) tests
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -120,7 +120,7 @@ def test_the_choice_weighs_every_query_by_its_mass(monkeypatch, blocks):
     session.close()
 
 
-@pytest.mark.parametrize("size", [3, 6])
+@pytest.mark.parametrize("size", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_blocks_that_do_not_fall_into_four_parts(size):
     """They are cut into fewer: at a budget of 1 the tokens are those of dense."""
     config = replace(TINY, block_size=size)

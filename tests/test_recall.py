@@ -252,6 +252,7 @@ def measured(network, trajectory):
     return lookahead.measure(network, trajectory, 1, CASE, seed=0)
 
 
+@pytest.mark.slow
 def test_everything_is_found_at_a_budget_of_one(measured):
     for name, unit in measured.items():
         np.testing.assert_allclose(unit[..., -1, :2], 1.0, atol=1e-4, err_msg=name)
@@ -348,6 +349,7 @@ def test_wrong_options_are_refused_in_one_sentence():
             recall.check(bad)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_ends_equal(monkeypatch, tmp_path, capsys):
     """The command itself over the tiny network; half a line is dropped, whole ones are reused."""
     config = replace(TINY, stop_token_ids=())

@@ -97,7 +97,7 @@ def test_selection_equals_a_plain_pass(observed, method, blocks):
     session.close()
 
 
-@pytest.mark.parametrize("method", ["herald-draft", "centre"])
+@pytest.mark.parametrize("method", ["herald-draft", pytest.param("centre", marks=pytest.mark.slow)])
 def test_representative_passes_the_exact_layers_over_prefix_and_draft(observed, method):
     """Its hidden state at the first sparse layer, recomputed from tokens alone."""
     session, seen = observed(method, 1)

@@ -108,7 +108,10 @@ def test_editing_wastes_no_forward(monkeypatch):
             assert result.blocks == len(counted)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("herald-draft", 0.0), ("herald-draft", 0.8)])
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [("herald-draft", 0.0), pytest.param("herald-draft", 0.8, marks=pytest.mark.slow)],
+)
 def test_batch_mates_do_not_matter_to_edits(method, temperature):
     """A settled block stays as it is while others go on, also where draws would differ."""
     rule = dataclasses.replace(EDITING, temperature=temperature, seed=3)

@@ -68,6 +68,7 @@ def batch(encoder: Encoder) -> Batch:
     return make_batch(encoder, LAST, BLOCK, 3, 0)
 
 
+@pytest.mark.slow
 def test_heads_begin_tied_and_copying() -> None:
     start = Start()
     params = jax.device_get(init_params(SMALL, 5))
@@ -106,6 +107,7 @@ def objective(batch: Batch, bind_weight: float):
     return jax.jit(partial(loss_and_metrics, batch=batch, bind_weight=bind_weight, **static))
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_serving_each_branch(batch: Batch) -> None:
     """Context and one branch at a time through the plain network, averaged by loops."""
     params = init_params(SMALL, 1)
@@ -167,6 +169,7 @@ def made(out: Path, steps: int, plan=(STAGE, LAST), **options) -> Trainer:
     return Trainer(SMALL, list(plan), Settings(**settings | options), out)
 
 
+@pytest.mark.slow
 def test_a_step_lowers_the_loss(batch: Batch, tmp_path: Path) -> None:
     run = made(tmp_path, 100, warmup=1)
     value = objective(batch, 0.5)

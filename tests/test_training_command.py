@@ -70,6 +70,7 @@ def made_here(monkeypatch):
     return install
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(run, made_here, tmp_path) -> None:
     def interrupt(index: int) -> None:
         if index == 6:
