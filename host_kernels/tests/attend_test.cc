@@ -88,8 +88,8 @@ void check_case(Case c, int threads, bool with_self, bool with_output, const cha
 void lengths(const std::string& isa) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
     for (int64_t rows : {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 200})
-      for (int64_t dim : {16, 48, 64, 128})
-        for (int64_t group : {1, 2, 3, 4, 8})
+      for (int64_t dim : {16, 48, 128})
+        for (int64_t group : {1, 3, 4})
           check_case(Case(dtype, 2, group, dim, rows, 1), 1 + rows % 2, rows % 3 == 0,
                      rows % 4 != 1, isa.c_str());
     for (int64_t rows : {4095, 4096, 4097, 4129, 8193})
@@ -185,7 +185,7 @@ void elsewhere(const std::string& isa) {
 }  // namespace
 
 int main() {
-  for (const std::string& isa : herald::available_isas()) {
+  for (const std::string& isa : check::isas()) {
     herald::choose_isa(isa);
     lengths(isa);
     thread_counts(isa);

@@ -2,10 +2,23 @@
 #pragma once
 
 #include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cpu_features.h"
 
 namespace check {
 
 inline int failures = 0;
+
+// The instruction sets to test. The thread sanitizer looks for races, of which no set has its own.
+inline std::vector<std::string> isas() {
+  std::vector<std::string> names = herald::available_isas();
+#if defined(__SANITIZE_THREAD__)
+  names = {names.back()};
+#endif
+  return names;
+}
 
 inline int finish() {
   if (failures) std::fprintf(stderr, "%d checks failed\n", failures);

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -125,15 +126,17 @@ void owners() {
 
 // Two nodes change who scans what, never what is found.
 void same_results() {
-  for (int64_t heads : {1, 3, 11}) {
+  for (int64_t heads : {1, 5}) {
     cases::Case one(herald::DType::kBFloat16, heads, 2, 32, 9000, 3);
     herald::attend_select(one.call(1, true, true));
     // The same rows in an arena, whose stripes two participants have touched.
     const size_t bytes = one.storage.size();
     const herald::Arena arena(bytes + (size_t{6} << 20), false, 2);
     for (size_t offset : {size_t{0}, size_t{6} << 20})
-      for (int threads : {1, 2, 3, 8}) {
-        cases::Case many(herald::DType::kBFloat16, heads, 2, 32, 9000, 3);
+      for (int threads : {1, 3}) {
+        cases::Case many(one);
+        std::fill(many.output.begin(), many.output.end(), -7.0f);
+        std::fill(many.indices.begin(), many.indices.end(), -7);
         herald::AttendCall call = many.call(threads, true, true);
         std::memcpy(arena.data() + offset, many.storage.data(), bytes);
         call.slots[0].data = arena.data() + offset;

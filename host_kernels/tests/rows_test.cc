@@ -68,7 +68,7 @@ void round_trip(DType dtype, int64_t dim, int64_t rows, int32_t count, int threa
 }  // namespace
 
 int main() {
-  for (const std::string& isa : herald::available_isas()) {
+  for (const std::string& isa : check::isas()) {
     herald::choose_isa(isa);
     for (DType dtype : {DType::kBFloat16, DType::kFloat32})
       for (int64_t dim : {16, 48, 128})
