@@ -135,6 +135,12 @@ def check_indexed(
     return shape
 
 
+def check_elsewhere(elsewhere: object, q: NDArray[np.float32]) -> None:
+    """Refuses an ``elsewhere`` that has not one number a query."""
+    if elsewhere is not None:
+        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+
+
 def check_rest(log_rest: object, q: NDArray[np.float32], shape: RowShape) -> None:
     """Refuses a ``log_rest`` that does not fit, or of more queries than weights are kept for."""
     if log_rest is None:
@@ -199,11 +205,13 @@ def check_changes(
         return shape
     check_array("out_k", out_k, shape.dtype, out_k.shape, written=True)
     check_array("out_v", out_v, shape.dtype, out_k.shape, written=True)
-    for rows, lengths in (("indices", "counts"), ("previous", "previous_counts")):
-        array, count = (indices, counts) if rows == "indices" else (previous, previous_counts)
+    for rows, array, lengths, count in (
+        ("indices", indices, "counts", counts),
+        ("previous", previous, "previous_counts", previous_counts),
+    ):
         capacity = check_rows_of(rows, array, shape)
-        limit = f"the last axis of {rows}"
-        check_between(lengths, 0, check_slots(lengths, count, shape.slots), capacity, limit)
+        used = check_slots(lengths, count, shape.slots)
+        check_between(lengths, 0, used, capacity, f"the last axis of {rows}")
     assert isinstance(indices, np.ndarray)
     check_array("source", source, np.dtype(np.int32), indices.shape, written=True)
     return shape
@@ -244,10 +252,7 @@ def check_gather(
     check_array("out_k", out_k, shape.dtype, want, written=True)
     check_array("out_v", out_v, shape.dtype, want, written=True)
     wanted = check_slots("counts", counts, shape.slots)
-    if not isinstance(indices, np.ndarray) or indices.ndim != 3:
-        raise TypeError("indices must be a NumPy array of shape [N, H_kv, K_cap]")
-    capacity = int(indices.shape[2])
-    check_array("indices", indices, np.dtype(np.int32), (shape.slots, shape.heads, capacity))
+    capacity = check_rows_of("indices", indices, shape)
     check_between("counts", 0, wanted, capacity, "the last axis of indices")
     if row_offset < 0 or row_offset > want[1]:
         raise ValueError(f"row_offset is {row_offset}, but out_k has rows 0 to {want[1]}")

@@ -81,6 +81,13 @@ def tile_bytes(dim: int) -> int:
     return TILE * dim + 4 * TILE
 
 
+def _check_dim(dim: int) -> None:
+    if not 0 < dim <= MAX_DIM or dim % 16:
+        raise ValueError(
+            f"the head dimension must be a positive multiple of 16 up to {MAX_DIM}, not {dim}"
+        )
+
+
 def check_extents(kv: Extents, dim: int, *, written: bool = False) -> RowShape:
     """Refuses extents that are not of one dtype, head count and the head dimension ``dim``."""
     if isinstance(kv, np.ndarray):
@@ -107,10 +114,7 @@ def check_extents(kv: Extents, dim: int, *, written: bool = False) -> RowShape:
     heads = int(first.shape[0])
     if heads == 0:
         raise ValueError("kv[0] must have at least one KV head")
-    if not 0 < dim <= MAX_DIM or dim % 16:
-        raise ValueError(
-            f"the head dimension must be a positive multiple of 16 up to {MAX_DIM}, not {dim}"
-        )
+    _check_dim(dim)
     return RowShape(len(kv), heads, dim, first.dtype)
 
 
@@ -118,10 +122,7 @@ def check_index(index: Indexes, dim: int, *, written: bool = False) -> RowShape:
     """Refuses key indexes that are not of one head count and the head dimension ``dim``."""
     if isinstance(index, np.ndarray):
         raise TypeError("index must be a sequence of arrays, one a slot, not one array")
-    if not 0 < dim <= MAX_DIM or dim % 16:
-        raise ValueError(
-            f"the head dimension must be a positive multiple of 16 up to {MAX_DIM}, not {dim}"
-        )
+    _check_dim(dim)
     if len(index) == 0:
         return RowShape(0, 0, dim, np.dtype(np.uint8))
     heads = 0

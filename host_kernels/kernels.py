@@ -1,7 +1,7 @@
 """The kernels, on the best instruction set of this machine.
 
 Each call checks its arguments, releases the GIL and uses the process-wide thread pool; results do
-not depend on the number of threads. ``reference.py`` has the same functions in plain NumPy.
+not depend on the number of threads. ``reference/`` has the same functions in plain NumPy.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
-from host_kernels.arguments import check_attend, check_gather, check_self, check_store, check_top_k
-from host_kernels.checks import Extents, RowShape, check_array
+from host_kernels.arguments import (
+    check_attend,
+    check_elsewhere,
+    check_gather,
+    check_self,
+    check_store,
+    check_top_k,
+)
+from host_kernels.checks import Extents, RowShape
 from host_kernels.cpu import apply_environment
 from host_kernels.threads import resolve_threads
 
@@ -129,8 +136,7 @@ def select(
         The status, int32 ``[N]``: 0, or 1 where a score was not finite.
     """
     shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
-    if elsewhere is not None:
-        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_elsewhere(elsewhere, q)
     return run_attend(
         shape, q, kv, attend_len, select_len, budget, indices, sinks, recent, None, None, scale,
         None, threads, elsewhere,
@@ -155,6 +161,7 @@ def run_attend(
     elsewhere: NDArray[np.float32] | None = None,
     log_rest: NDArray[np.float32] | None = None,
 ) -> NDArray[np.int32]:
+    """Runs the native scan on checked arguments; see ``attend_select`` and ``select_indexed``."""
     apply_environment()
     status = np.zeros(shape.slots, np.int32)
     _native.attend(

@@ -11,8 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host_kernels import _native
-from host_kernels.arguments import check_index_rows, check_indexed, check_rerank, check_rest
-from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
+from host_kernels.arguments import (
+    check_elsewhere,
+    check_index_rows,
+    check_indexed,
+    check_rerank,
+    check_rest,
+)
+from host_kernels.checks import TILE, Extents, Indexes, tile_bytes
 from host_kernels.cpu import apply_environment
 from host_kernels.kernels import clipped, raw, run_attend
 from host_kernels.threads import resolve_threads
@@ -91,8 +97,7 @@ def select_indexed(
         TypeError, ValueError: an argument does not fit; the message names it.
     """
     shape = check_indexed(q, index, attend_len, select_len, budget, indices, sinks, recent, scale)
-    if elsewhere is not None:
-        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_elsewhere(elsewhere, q)
     check_rest(log_rest, q, shape)
     return run_attend(
         shape, q, index, attend_len, select_len, budget, indices, sinks, recent, None, None, scale,
@@ -136,8 +141,7 @@ def rerank(
         TypeError, ValueError: an argument does not fit, or a candidate lies outside its extent.
     """
     shape = check_rerank(q, kv, candidates, counts, budget, indices, sinks, recent, scale)
-    if elsewhere is not None:
-        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_elsewhere(elsewhere, q)
     status = np.zeros(shape.slots, np.int32)
     apply_environment()
     _native.rerank(

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from host_kernels.arguments import (
     check_attend,
     check_candidates,
+    check_elsewhere,
     check_rerank,
     check_self,
     check_top_k,
 )
-from host_kernels.checks import Extents, check_array
+from host_kernels.checks import Extents
 
 IMPORTANCE_FLOOR = 2.0**-100
 """A query head's share below this counts as zero importance."""
@@ -183,8 +184,7 @@ def select(
 ) -> NDArray[np.int32]:
     """See ``host_kernels.select``."""
     shape = check_attend(q, kv, attend_len, select_len, budget, indices, sinks, recent, scale)
-    if elsewhere is not None:
-        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_elsewhere(elsewhere, q)
     status = np.zeros(shape.slots, np.int32)
     for n, extent in enumerate(kv):
         outside = None if elsewhere is None else elsewhere[n]
@@ -266,12 +266,10 @@ def rerank(
 ) -> NDArray[np.int32]:
     """See ``host_kernels.rerank``."""
     shape = check_rerank(q, kv, candidates, counts, budget, indices, sinks, recent, scale)
-    if elsewhere is not None:
-        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
-    check_candidates(kv, candidates, counts)
+    check_elsewhere(elsewhere, q)
+    check_candidates(kv, candidates, counts, "candidates")
     status = np.zeros(shape.slots, np.int32)
     indices[:] = -1
-    group = q.shape[1] // shape.heads if shape.slots else 1
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     for n, extent in enumerate(kv):
         count, wanted = int(counts[n]), int(budget[n])
@@ -281,7 +279,6 @@ def rerank(
         weights = softmax_of(s, None if elsewhere is None else elsewhere[n])[0]
         status[n] = 0 if np.isfinite(weights).all() else 1
         mass = mass_of(weights, shape.heads)
-        assert weights.shape[0] == shape.heads * group
         places = np.full((shape.heads, wanted), -1, np.int32)
         pick(mass, count, wanted, sinks, recent, bool(status[n]), places)
         for h in range(shape.heads):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from host_kernels.arguments import check_index_rows, check_indexed, check_rest
-from host_kernels.checks import TILE, Extents, Indexes, check_array, tile_bytes
+from host_kernels.arguments import check_elsewhere, check_index_rows, check_indexed, check_rest
+from host_kernels.checks import TILE, Extents, Indexes, tile_bytes
 from host_kernels.reference.attend import mass_of, pick, softmax_of
 
 SMALLEST = np.float32(2.0**-100)
@@ -100,8 +100,7 @@ def select_indexed(
 ) -> NDArray[np.int32]:
     """See ``host_kernels.select_indexed``."""
     shape = check_indexed(q, index, attend_len, select_len, budget, indices, sinks, recent, scale)
-    if elsewhere is not None:
-        check_array("elsewhere", elsewhere, np.dtype(np.float32), q.shape[:2])
+    check_elsewhere(elsewhere, q)
     check_rest(log_rest, q, shape)
     status = np.zeros(shape.slots, np.int32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale

@@ -23,10 +23,7 @@ def gather(
 ) -> None:
     """See ``host_kernels.gather``."""
     shape = check_gather(kv, indices, counts, out_k, out_v, row_offset)
-    for n, extent in enumerate(kv):
-        used = indices[n, :, : counts[n]]
-        if used.size and (np.min(used) < 0 or np.max(used) >= extent.shape[2]):
-            raise ValueError(f"indices[{n}] leaves the {extent.shape[2]} rows of kv[{n}]")
+    check_candidates(kv, indices, counts)
     for n, extent in enumerate(kv):
         for h in range(shape.heads):
             rows = indices[n, h, : counts[n]]

@@ -15,17 +15,6 @@
 namespace herald {
 namespace {
 
-// Working memory of one participant, only needed while a head is selected.
-struct SelectScratch {
-  SelectScratch(Carver& carver, int64_t rows) {
-    importance = carver.take<float>(round_up(rows, kTileRows));
-    histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
-    candidates = carver.take<uint32_t>(rows + kMaxLanes);
-  }
-  float* importance;
-  uint32_t *histogram, *candidates;
-};
-
 class Runner {
  public:
   Runner(const AttendCall& call, const KernelTable& table)

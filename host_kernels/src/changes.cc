@@ -42,8 +42,7 @@ int64_t gather_changes(const ChangesCall& c) {
   const KernelTable& table = active_table();
   const int64_t units = static_cast<int64_t>(c.slots.size()) * c.heads;
   const int64_t bytes = c.dim * item_size(c.dtype);
-  PoolLease lease(static_cast<int>(std::min<int64_t>(c.threads, std::max<int64_t>(units, 1))),
-                  PoolUse::kMove);
+  PoolLease lease(static_cast<int>(std::clamp<int64_t>(units, 1, c.threads)), PoolUse::kMove);
   // Where each unit's new rows begin, and a list of rows for each participant.
   auto* first =
       static_cast<int64_t*>(lease.call_scratch(static_cast<size_t>(units + 1) * sizeof(int64_t)));

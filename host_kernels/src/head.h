@@ -14,6 +14,17 @@ constexpr float kLog2E = 1.44269504088896340736f;
 // weights of so many queries would be more to write and read than the keys.
 inline bool scores_twice(const AttendCall& c) { return !c.output && c.group > kQuerySet; }
 
+// Working memory of one participant, only needed while a head is selected.
+struct SelectScratch {
+  SelectScratch(Carver& carver, int64_t rows) {
+    importance = carver.take<float>(round_up(rows, kTileRows));
+    histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
+    candidates = carver.take<uint32_t>(rows + kMaxLanes);
+  }
+  float* importance;
+  uint32_t *histogram, *candidates;
+};
+
 // Working memory of one KV head: enough for `rows` rows.
 struct HeadScratch {
   HeadScratch(Carver& carver, const AttendCall& c, int64_t rows, int64_t query_bytes) {

@@ -16,7 +16,8 @@ namespace {
 
 // Working memory of one participant, for up to `rows` candidates.
 struct Scratch {
-  Scratch(Carver& carver, const RerankCall& c, int64_t rows, int64_t query_bytes) {
+  Scratch(Carver& carver, const RerankCall& c, int64_t rows, int64_t query_bytes)
+      : select(carver, rows) {
     const int64_t padded = round_up(rows, kTileRows);
     stride = padded;
     keys = carver.take<char>(rows * c.dim * item_size(c.dtype));
@@ -26,14 +27,11 @@ struct Scratch {
     lanes = carver.take<float>(c.group * kMaxLanes);
     maximum = carver.take<float>(c.group);
     normaliser = carver.take<float>(c.group);
-    importance = carver.take<float>(padded);
-    histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
-    candidates = carver.take<uint32_t>(rows + kMaxLanes);
   }
+  SelectScratch select;
   int64_t stride;
   char *keys, *query;
-  float *weights, *exponents, *lanes, *maximum, *normaliser, *importance;
-  uint32_t *histogram, *candidates;
+  float *weights, *exponents, *lanes, *maximum, *normaliser;
 };
 
 // False where a score is not finite. The candidates' keys are laid side by side and scanned like
@@ -91,9 +89,9 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
   h.budget = c.budget[slot];
   h.sinks = c.sinks;
   h.recent = c.recent;
-  h.importance = s.importance;
-  h.histogram = s.histogram;
-  h.candidates = s.candidates;
+  h.importance = s.select.importance;
+  h.histogram = s.select.histogram;
+  h.candidates = s.select.candidates;
   h.indices = indices;
   h.ahead = &nothing;
   table.select_head(h);
@@ -111,7 +109,7 @@ void rerank(const RerankCall& c) {
   for (int64_t slot = 0; slot < slots; ++slot) longest = std::max<int64_t>(longest, c.counts[slot]);
   Carver size(nullptr);
   Scratch(size, c, longest, query_bytes);
-  PoolLease lease(static_cast<int>(std::min<int64_t>(c.threads, std::max<int64_t>(units, 1))));
+  PoolLease lease(static_cast<int>(std::clamp<int64_t>(units, 1, c.threads)));
   auto* bad = static_cast<std::atomic<bool>*>(
       lease.call_scratch(static_cast<size_t>(slots) * sizeof(std::atomic<bool>)));
   for (int64_t slot = 0; slot < slots; ++slot) new (bad + slot) std::atomic<bool>(false);
@@ -139,19 +137,16 @@ void rerank(const RerankCall& c) {
 }
 
 void top_k(const float* values, int64_t rows, int64_t count, int32_t* indices) {
-  const int64_t padded = round_up(rows, kTileRows);
   PoolLease lease(1);
   Carver size(nullptr);
-  const auto take = [&](Carver& carver, HeadSelect& h) {
-    h.importance = carver.take<float>(padded);
-    h.histogram = carver.take<uint32_t>(kHistogramTables * kHistogramBins);
-    h.candidates = carver.take<uint32_t>(rows + kMaxLanes);
-  };
-  HeadSelect h{};
-  take(size, h);
+  SelectScratch(size, rows);
   Carver carver(lease.call_scratch(size.used()));
-  take(carver, h);
+  const SelectScratch scratch(carver, rows);
   Ahead nothing;
+  HeadSelect h{};
+  h.importance = scratch.importance;
+  h.histogram = scratch.histogram;
+  h.candidates = scratch.candidates;
   h.ahead = &nothing;
   h.select_len = rows;
   h.budget = count;
