@@ -96,13 +96,20 @@ def whole_lines(path: Path) -> list[str]:
     return whole
 
 
-def write(path: Path | None, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def write(
+    path: Path | None,
+    settings: dict[str, Any],
+    rows: list[dict[str, Any]],
+    machine: dict[str, Any] | None = None,
+) -> None:
     """Writes ``{"environment", "settings", "rows"}``, or prints it without a path.
 
-    Where output went is no setting of a measurement and is left out.
+    Where output went is no setting of a measurement and is left out. ``machine`` is said of the
+    environment in place of what JAX sees, where something else was measured.
     """
     settings = {key: value for key, value in settings.items() if key not in OUTPUTS}
-    head = json.dumps({"environment": environment(), "settings": settings}, indent=2)
+    surroundings = environment() | (machine or {})
+    head = json.dumps({"environment": surroundings, "settings": settings}, indent=2)
     # A row a line: there may be thousands.
     lines = ",\n".join("    " + json.dumps(row) for row in rows)
     text = head.removesuffix("\n}") + ',\n  "rows": [\n' + lines + "\n  ]\n}\n"
