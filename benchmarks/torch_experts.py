@@ -7,26 +7,38 @@ import torch.nn.functional as F
 
 from herald_jax.models.config import ExpertsConfig
 
+#: Whether products of bfloat16 can leave their float32 sums as they are.
+KEEPS_SUMS = "dtype" in torch.ops.aten.mm.overloads()
+
+
+def router_logits(x: torch.Tensor, router: torch.Tensor, config: ExpertsConfig) -> torch.Tensor:
+    """float32 [T, E] of x [T, hidden] and the router [E, hidden]."""
+    if config.router == "softmax":
+        return F.linear(x, router).float()
+    if x.is_cuda and x.dtype == torch.bfloat16 and KEEPS_SUMS:
+        # Products of bfloat16 are exact in float32: tensor cores give what a slow product would.
+        return torch.mm(x, router.T, out_dtype=torch.float32)
+    return F.linear(x.float(), router.float())
+
 
 def route(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, config: ExpertsConfig
+    logits: torch.Tensor, bias: torch.Tensor | None, config: ExpertsConfig, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses experts as ``herald_jax.models.moe.Router`` does.
 
     Args:
-      x: [T, hidden]; ``router``: [E, hidden]; ``bias``: float32 [E], for the sigmoid router.
-      config: the mixture.
+      logits: float32 [T, E]; ``bias``: float32 [E], for the sigmoid router.
+      config: the mixture; ``dtype``: of the network.
 
     Returns:
       weights float32 [T, k] and ids int64 [T, k].
     """
     if config.router == "softmax":
-        probability = F.linear(x, router).float().softmax(-1)
-        weights, ids = probability.topk(config.per_token, dim=-1)
+        weights, ids = logits.softmax(-1).topk(config.per_token, dim=-1)
         if config.normalizes:
             weights = weights / weights.sum(-1, keepdim=True)
-        return (weights * config.scale).to(x.dtype).float(), ids
-    scores = F.linear(x.float(), router.float()).sigmoid()
+        return (weights * config.scale).to(dtype).float(), ids
+    scores = logits.sigmoid()
     choice = scores if bias is None else scores + bias
     if config.groups > 1:
         choice = _within_groups(choice, config)

@@ -88,22 +88,25 @@ def finish(
 
 def dispatch(
     x: torch.Tensor,
-    attended: torch.Tensor,
-    o: torch.Tensor,
-    norm: torch.Tensor,
-    router: torch.Tensor,
+    y: torch.Tensor,
+    logits: torch.Tensor,
     bias: torch.Tensor | None,
     shared_gate_up: torch.Tensor | None,
     shared_down: torch.Tensor | None,
     config: ExpertsConfig,
-    eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A layer up to its experts: x with the shared one, rows, row, ends (see torch_experts),
-    and weights float32 [T, k]."""
-    x, y = after_attention(x, attended, o, norm, eps)
-    tokens = y.flatten(0, 1)
-    weights, ids = route(tokens, router, bias, config)
-    rows, row, ends = sort_by_expert(tokens, ids, config.count)
+    """Sends tokens to their experts, and all of them through the shared one.
+
+    Args:
+      x, y: of ``after_attention``; ``logits`` float32 [T, E] of the router.
+      bias: float32 [E] or None; the shared expert's weights, or None twice.
+      config: the mixture.
+
+    Returns:
+      x with the shared expert; rows, row and ends of ``sort_by_expert``; weights float32 [T, k].
+    """
+    weights, ids = route(logits, bias, config, x.dtype)
+    rows, row, ends = sort_by_expert(y.flatten(0, 1), ids, config.count)
     if shared_gate_up is not None and shared_down is not None:
         x = x + F.linear(gated(F.linear(y, shared_gate_up)), shared_down)
     return x, rows, row, ends, weights
@@ -132,4 +135,7 @@ def choose(
 
 
 #: Every piece by its name.
-PIECES = {made.__name__: made for made in (project, finish, dispatch, gated, gather, choose)}
+PIECES = {
+    made.__name__: made
+    for made in (project, finish, after_attention, dispatch, gated, gather, choose)
+}

@@ -97,7 +97,7 @@ def measure(options: Any, device: torch.device, rows: list[dict[str, Any]]) -> N
       options: of ``pytorch_baseline``.
 
     Raises:
-      Refusal: the network cannot be run, or a variant ran out of memory.
+      Refusal: the network cannot be run, or a variant ran out of memory; the others have rows.
     """
     config = SHAPES[options.model]
     try:
@@ -106,21 +106,31 @@ def measure(options: Any, device: torch.device, rows: list[dict[str, Any]]) -> N
         raise Refusal(f"--model {options.model}: {error}") from None
     check_memory(config, options, device)
     dtype = getattr(torch, options.dtype)
-    name = "nothing"
+    capacity = options.context + config.block_size
+    refusals = []
     try:
         weights = random_weights(config, dtype, device)
-        capacity = options.context + config.block_size
         cache = random_cache(config, options.batch, capacity, dtype, device)
-        for name in options.variant:
-            rows.append(_row(name, options, config, weights, cache, device))
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
     except torch.OutOfMemoryError:
-        raise Refusal(
-            f"--variant {name} ran out of device memory at --batch {options.batch} and "
-            f"--context {options.context}: give a smaller batch"
-        ) from None
+        raise Refusal(_too_large("a network and its cache", options)) from None
+    for name in options.variant:
+        try:
+            rows.append(_row(name, options, config, weights, cache, device))
+        except torch.OutOfMemoryError:
+            refusals.append(_too_large(f"--variant {name}", options))
+        # After the exception has let go of what the variant made.
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if refusals:
+        raise Refusal("; ".join(refusals))
+
+
+def _too_large(what: str, options: Any) -> str:
+    return (
+        f"{what} ran out of device memory at --batch {options.batch} and --context "
+        f"{options.context}: give a smaller batch"
+    )
 
 
 def _network(
@@ -181,6 +191,7 @@ def _row(
         "step_ms": round(1e3 * median / (len(due) + 1), 3),
         "prepare_seconds": round(prepared, 1),
         "device_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
+        "device_kv_bytes": sum(part.nbytes for part in cache.keys + cache.values),
         "device_memory_limit": options.device_memory,
         "torch": torch.__version__,
         **network.notes,

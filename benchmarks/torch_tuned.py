@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.torch_denoise import Block
-from benchmarks.torch_experts import product, product_name
+from benchmarks.torch_experts import product, product_name, router_logits
 from benchmarks.torch_layers import PIECES, rms_norm
 from benchmarks.torch_weights import Cache, Experts, Layer, Weights
 from herald_jax.models.config import ModelConfig
@@ -93,7 +93,10 @@ class Tuned:
         return F.linear(x, self.weights.head)
 
     def tune(self, compiles: bool = True, graphs: bool = True) -> None:
-        """Chooses the attention kernel, compiles and captures; what fails is left out and noted."""
+        """Chooses the attention kernel, compiles and captures; what fails is left out and noted.
+
+        Steps are run for it, so the block is another afterwards.
+        """
         if not self.cuda:
             return
         if not self.ragged:
@@ -141,10 +144,15 @@ class Tuned:
         mlp, common = layer.mlp, (x, attended, layer.o, layer.mlp_norm)
         if not isinstance(mlp, Experts):
             return run["finish"](*common, mlp.gate_up, mlp.down, eps)
+        return self._mixture(mlp, *run["after_attention"](*common, eps))
+
+    def _mixture(self, mlp: Experts, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The rest of a layer with experts: x and y of ``after_attention`` -> [N, B, hidden]."""
+        config, run = self.config.experts, self.functions
+        assert config is not None
+        logits = router_logits(y.flatten(0, 1), mlp.router, config)
         shared = (None, None) if mlp.shared is None else (mlp.shared.gate_up, mlp.shared.down)
-        x, rows, row, ends, weights = run["dispatch"](
-            *common, mlp.router, mlp.bias, *shared, self.config.experts, eps
-        )
+        x, rows, row, ends, weights = run["dispatch"](x, y, logits, mlp.bias, *shared, config)
         inner = run["gated"](product(rows, mlp.gate_up, ends, self.product))
         return run["gather"](x, product(inner, mlp.down, ends, self.product), row, weights)
 
