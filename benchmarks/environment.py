@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ def environment() -> dict[str, Any]:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = "unknown"
-    try:
-        experts = f"tokamax {version('tokamax')}"
-    except PackageNotFoundError:
-        experts = "tokamax is not installed"
     return {
         "device": device.device_kind,
         "platform": device.platform,
@@ -47,7 +43,6 @@ def environment() -> dict[str, Any]:
         "threads": host_kernels.thread_count(),
         "python": platform.python_version(),
         "jax": version("jax"),
-        "experts": experts,
         "commit": commit,
     }
 
