@@ -13,6 +13,9 @@ from jax.sharding import SingleDeviceSharding
 
 Buffer = tuple[jax.Array, jax.Array]
 
+#: Layers of a program at most, where step 0 refines what it attends.
+REFINED_TOGETHER = 4
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -84,6 +87,18 @@ class CacheShape:
         return self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
 
     @property
+    def active_bytes(self) -> int:
+        """Bytes of the pool that a block attends, at the peak of the block.
+
+        Where step 0 refines it, a group of layers gives up its candidates as soon as it has kept
+        the best of them, before anything of the next pool arrives.
+        """
+        if self.changes or not self.refines:
+            return self.pool_bytes + self.refined_bytes
+        kept = self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
+        return kept + min(REFINED_TOGETHER, self.sparse_layers) * self.layer_bytes(self.pool_rows)
+
+    @property
     def change_bytes(self) -> int:
         """Bytes of one layer's changes where every row is new: int32 sources, K and V rows."""
         rows = self.slots * self.kv_heads * self.candidates
@@ -119,7 +134,7 @@ class CacheShape:
     @property
     def device_bytes(self) -> int:
         """Bytes of KV held on the device: exact buffers, active pool, and what is on its way."""
-        return self.exact_bytes + self.pool_bytes + self.refined_bytes + self.incoming_bytes
+        return self.exact_bytes + self.active_bytes + self.incoming_bytes
 
 
 def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:

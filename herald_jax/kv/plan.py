@@ -138,7 +138,7 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     return MemoryPlan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
-        pools=shape.pool_bytes + shape.refined_bytes + shape.incoming_bytes,
+        pools=shape.active_bytes + shape.incoming_bytes,
         prefill=config.num_layers * row_bytes(heads, dim, shape.dtype, rows),
         workspace=activations + max(logits, scores),
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
