@@ -44,9 +44,8 @@ def keep_compiled() -> CompileCache:
     """Has JAX keep what it compiles, unless it was told where, or not to, already.
 
     The folder is that of ``HERALD_COMPILE_CACHE``, else herald_jax/compiled in the user's cache
-    folder. On the CPU nothing is kept unless a folder is named: JAX's names for what it keeps leave
-    the CPU's features out, so that a home shared by machines would hand one machine's code to
-    another, and compiling takes seconds there.
+    folder. On the CPU nothing is kept unless a folder is named: code is bound to the features of
+    one CPU there, a home may be shared by several kinds, and compiling takes seconds.
 
     It needs a backend, and never fails.
     """

@@ -51,7 +51,12 @@ def test_a_session_is_warm_and_as_new():
     assert not list(session.batch.active())
     timeline = made.timeline
     assert (timeline.blocks, timeline.steps, timeline.retrieval_seconds) == (0, 0, 0)
-    assert made.summary(1.0)["warm_up_seconds"] > 0
+    summary = made.summary(1.0)
+    assert summary["warm_up_seconds"] > 0
+    # The logits alone, and no more than a few times what a network of this size holds.
+    assert 2 * 8 * 101 * 4 <= summary["workspace_bytes_compiled"] < 10 * made.stack.parameter_bytes
+    assert summary["device_bytes_planned"] > summary["device_kv_bytes"]
+    assert summary["device_bytes_peak"] is None, "the CPU does not tell"
 
     before, said[:] = timeline.warm_up_seconds, []
     assert made._prepare(requests, GenerationConfig(threshold=0.4)) is session

@@ -27,6 +27,7 @@ from herald_jax.engine.summary import summarize
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.warm_up import WarmUp
 from herald_jax.kv.full_pool import PoolFull
+from herald_jax.kv.plan import MemoryPlan
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import check_method
@@ -75,6 +76,8 @@ class Engine:
         self.warm_up: WarmUp | None = None
         self.host_kv_peak = 0
         self.device_kv_bytes = 0
+        self.plan: MemoryPlan | None = None
+        self.scratch: int | None = None
         self._aborted: set[str] = set()
         self._idle = threading.Lock()
         self._closing = False
@@ -215,6 +218,7 @@ class Engine:
         assert self.warm_up is not None
         try:
             self.warm_up.run(requests, progress)
+            self.scratch = self.warm_up.scratch
         except BaseException:
             self._drop_session()
             raise
@@ -239,6 +243,7 @@ class Engine:
         )
         self.session, self.warm_up, self.method = session, WarmUp(session), method
         self.device_kv_bytes = max(self.device_kv_bytes, shape.device_bytes)
+        self.plan = self.sizing.plan(shape)
         return session
 
     def _loop(

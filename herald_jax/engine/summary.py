@@ -34,4 +34,19 @@ def summarize(engine: Engine, seconds: float) -> dict[str, Any]:
         "rows_moved_fraction": None if moved is None else round(moved, 4),
         "device_kv_bytes": engine.device_kv_bytes,
         "host_kv_bytes": engine.host_kv_peak,
+        **_device_bytes(engine),
+    }
+
+
+def _device_bytes(engine: Engine) -> dict[str, int | None]:
+    """What was planned for the newest session beside what the compiler and the device tell.
+
+    The peak is that of the process, whatever else ran in it.
+    """
+    plan, stats = engine.plan, engine.device.memory_stats() or {}
+    return {
+        "device_bytes_planned": None if plan is None else plan.device_bytes,
+        "device_bytes_peak": stats.get("peak_bytes_in_use"),
+        "workspace_bytes_planned": None if plan is None else plan.workspace,
+        "workspace_bytes_compiled": engine.scratch,
     }
