@@ -160,9 +160,17 @@ class DeviceCache:
 
     def __init__(self, shape: CacheShape, device: jax.Device) -> None:
         self.shape, self.device = shape, device
-        self.exact = zeros(shape.exact_layers, shape.buffer_shape(shape.rows), shape.dtype, device)
+        self.exact: list[Buffer] = []
         self.pool: list[Buffer] = []
         self.candidates: list[Buffer] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty buffers; nothing refers to the old ones while the new ones are made."""
+        shape = self.shape
+        self.exact, self.pool = [], []
+        rows = shape.buffer_shape(shape.rows)
+        self.exact = zeros(shape.exact_layers, rows, shape.dtype, self.device)
         self.reset_pool()
 
     def clear(self, slot: int) -> None:
