@@ -112,7 +112,7 @@ class Session:
             self.cache,
             selector=selector,
             budget=config.budget,
-            chunk=config.prefill_chunk,
+            chunk=config.chunk(device.platform),
             layer_group=group,
             timeout=config.timeout,
             timeline=timeline,
