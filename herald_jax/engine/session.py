@@ -217,6 +217,8 @@ class Session:
         self.cache.clear(index)
         if self.handover is not None:
             self.handover.clear(index)
+        if self.current is not None:
+            self.current.clear(index)
 
     def run_block(self) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
         """Denoises and commits the current block of every slot and fetches the next pool.
@@ -268,6 +270,8 @@ class Session:
         """Empties every slot, once no retrieval reads their bookings any more."""
         if self.handover is not None:
             self.handover.abandon()
+        if self.current is not None:
+            self.current.abandon()
         for index, _ in list(self.batch.active()):
             self.retire(index)
 

@@ -79,7 +79,7 @@ class Sizing:
             budget=self.config.budget,
             candidates_ratio=1.0 if selector is None else selector.candidates_ratio,
             dtype=self.dtype,
-            whole_layers=isinstance(selector, CurrentBlockSelector),
+            whole_layers=selector.in_flight if isinstance(selector, CurrentBlockSelector) else 0,
             key_index=self.key_index(method) == "int8",
             changes=self.config.transfer == "changes",
         )

@@ -23,8 +23,8 @@ class CacheShape:
       exact_layers, sparse_layers: how the network's layers are split.
       selected: K's capacity; ``candidates``: C's capacity, rows fetched per block.
       block_size, kv_heads, head_dim, dtype: of the network.
-      whole_layers: no idle pool is fetched; each sparse layer's whole KV comes when it is needed,
-        one layer at a time.
+      whole_layers: layers whose whole KV is on the device, or on its way there, at once; no idle
+        pool is fetched then. 0 for methods that never fetch whole layers.
       key_index: the full pool keeps an int8 index of its keys.
       changes: between blocks only rows that the previous selection lacked are fetched.
     """
@@ -39,7 +39,7 @@ class CacheShape:
     kv_heads: int
     head_dim: int
     dtype: np.dtype
-    whole_layers: bool = False
+    whole_layers: int = 0
     key_index: bool = False
     changes: bool = False
 
@@ -99,12 +99,12 @@ class CacheShape:
 
     @property
     def incoming_bytes(self) -> int:
-        """Bytes on the device of what is on its way there: changes, idle pool or whole layer.
+        """Bytes on the device of what is on its way there: changes, idle pool or whole layers.
 
         At the boundary changes make a layer's new pool beside its old one.
         """
         if self.whole_layers:
-            return self.layer_bytes(self.rows)
+            return self.whole_layers * self.layer_bytes(self.rows)
         if self.changes:
             return self.changes_room + self.layer_bytes(self.pool_rows)
         return self.pool_bytes

@@ -23,14 +23,14 @@ class MemoryPlan:
     Attributes:
       weights: parameters on the device.
       exact, pools: KV of the exact layers; active sparse pool, and what is on its way to the next:
-        changes, an idle pool or, for selectors that read whole layers, one layer's KV.
+        changes, an idle pool or, for selectors that read whole layers, some layers' KV.
       prefill: one request's full KV, held while its prompt is read.
       workspace: activations, and the larger of a step's logits and a prefill chunk's attention
         scores, in float32.
       host_pool: K and V rows of the full pool for all slots; ``key_index``: the index of its keys,
         where there is one.
-      staging: host buffers of what is on its way to the device: changes, an idle pool or one
-        layer's KV.
+      staging: host buffers of what is on its way to the device: changes, an idle pool or
+        whole layers' KV.
     """
 
     weights: int
@@ -72,7 +72,7 @@ def cache_shape(
     budget: Budget,
     candidates_ratio: float,
     dtype: np.dtype,
-    whole_layers: bool = False,
+    whole_layers: int = 0,
     key_index: bool = False,
     changes: bool = False,
 ) -> CacheShape:
@@ -98,7 +98,7 @@ def cache_shape(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=np.dtype(dtype),
-        whole_layers=whole_layers and sparse > 0,
+        whole_layers=min(whole_layers, sparse),
         key_index=key_index and sparse > 0,
         changes=changes and candidates > 0 and not whole_layers,
     )

@@ -7,6 +7,7 @@ from herald_jax.selection.herald_draft import HeraldDraft
 from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.mage import Mage
+from herald_jax.selection.mage_offload import MageOffload
 from herald_jax.selection.merged import Merged
 from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.selection.merged_late import MergedLate
@@ -32,6 +33,7 @@ SELECTORS: dict[str, type[Selector]] = {
         MergedUnrotated,
         MergedLate,
         Mage,
+        MageOffload,
         Oracle,
         Centre,
         Random,

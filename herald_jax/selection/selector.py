@@ -141,13 +141,16 @@ class CurrentBlockSelector(Selector):
     """Exact: a block's own masked queries score its whole prefix, on the device.
 
     There is no retrieval stream. Each sparse layer's whole KV comes from the host when a step
-    needs it, and the K rows of highest importance are kept. The main stream waits meanwhile, so
-    these are references to compare with, not ways to be fast.
+    needs it, and the K rows of highest importance are kept.
 
     Attributes:
       every_step: select at every step and attend the selection alone; otherwise select once, at
         step 0, which attends everything, and attend the selection from step 1 on.
+      in_flight: layers whose whole KV is on the device or on its way there at once. With 1 the main
+        stream waits for every layer: a reference to compare with, not a way to be fast. With more,
+        the next layers are gathered and copied while one computes.
     """
 
     style: ClassVar[Style] = "current-block"
     every_step: ClassVar[bool]
+    in_flight: ClassVar[int] = 1

@@ -1,0 +1,83 @@
+"""What the main stream asks of methods whose blocks select for themselves, at their own steps."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from herald_jax.engine.block_rows import BlockRows
+from herald_jax.engine.step_programs import BlockState
+from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.wait import wait_ready
+from herald_jax.kv.device_cache import DeviceCache
+from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.pool_transfer import own_rows
+from herald_jax.kv.transfer import Staging
+
+
+class BlockSelection(abc.ABC):
+    """Runs the sparse layers of steps that select, and returns committed blocks to the full pool.
+
+    There is no retrieval stream: the committed block is in the full pool before the next begins.
+
+    Attributes:
+      bookings: of every slot; ``start``: int32 [N], first position of the block being denoised.
+    """
+
+    def __init__(self, cache: DeviceCache, *, timeout: float, timeline: Timeline) -> None:
+        self.cache, self.timeout, self.timeline = cache, timeout, timeline
+        self.bookings: Sequence[Booking | None] = [None] * cache.shape.slots
+        self.start = np.zeros(cache.shape.slots, np.int32)
+
+    @property
+    @abc.abstractmethod
+    def staging(self) -> Staging:
+        """Host memory that copies to the device leave from."""
+
+    def begin(self, bookings: Sequence[Booking | None], start: np.ndarray) -> None:
+        """Names the block to come: per slot its booking, and int32 [N], its first position."""
+        self.bookings, self.start = bookings, start
+
+    @abc.abstractmethod
+    def selects_at(self, step: int) -> bool:
+        """Whether this step selects; the others run over the pool."""
+
+    @abc.abstractmethod
+    def step(self, x: jax.Array, state: BlockState, lengths: jax.Array) -> jax.Array:
+        """The sparse layers of a selecting step; leaves the pool of the selection in the cache.
+
+        Args:
+          x: [N, B, hidden] after the exact layers.
+          lengths: int32 [N], rows of the pool in use, 2B + K_r.
+
+        Returns:
+          x after the last layer.
+
+        Raises:
+          WaitTimeout: a layer did not end in time.
+          EngineError: rows could not be fetched.
+        """
+
+    def commit(self) -> None:
+        """Writes the finished block's KV to the full pool, before the next block needs it."""
+        with self.timeline.span("main", "rows to host"):
+            shape = self.cache.shape
+            committed = own_rows(self.cache.pool, shape.block_size)
+            wait_ready(committed, self.timeout, "the committed block's KV")
+            BlockRows(self.bookings, self.start, [committed]).store(shape, 0, shape.slots)
+
+    def clear(self, slot: int) -> None:
+        """Forgets a slot's rows that may not be finite numbers; no block may be on its way."""
+        self.staging.clear(slot)
+
+    def abandon(self) -> None:
+        """Forgets the bookings, once nothing reads them any more."""
+        self.bookings = [None] * self.cache.shape.slots
+
+    def close(self) -> None:
+        """Ends threads and unregisters staging."""
+        self.abandon()
+        self.staging.close()
