@@ -104,7 +104,9 @@ def test_full_budget_equals_dense_for_any_exact_layers(exact, dense):
 # -- 2: cached KV of a committed block equals KV recomputed from its final tokens -----------------
 
 
-@pytest.mark.parametrize("method", ["dense", "herald-draft", "herald-merged", "mage", "oracle"])
+@pytest.mark.parametrize(
+    "method", ["dense", "herald-draft", "herald-merged", "mage", "oracle", "infinigen"]
+)
 def test_committed_kv_equals_recomputed(method):
     """InternLM/lmdeploy#4082: the pass that stores a finished block's KV is not skipped."""
     session = start_session(method, requests_of((19, 40), 48), RULES["dynamic"])
@@ -403,7 +405,8 @@ def test_a_consumer_that_leaves_early_leaks_nothing():
 
 
 @pytest.mark.parametrize(
-    "method", ["dense", "herald-draft", "herald-merged", "merged-late", "mage", "oracle"]
+    "method",
+    ["dense", "herald-draft", "herald-merged", "merged-late", "mage", "oracle", "infinigen"],
 )
 def test_no_compilation_after_warm_up(method):
     compiled = []

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from herald_jax.engine.block_rows import BlockRows
+from herald_jax.engine.request import Slot
 from herald_jax.engine.step_programs import BlockState
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
-from herald_jax.kv.device_cache import DeviceCache
+from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.pool_transfer import own_rows
 from herald_jax.kv.transfer import Staging
@@ -41,6 +42,18 @@ class BlockSelection(abc.ABC):
         """Names the block to come: per slot its booking, and int32 [N], its first position."""
         self.bookings, self.start = bookings, start
 
+    def prefilled(self, index: int, slot: Slot, buffers: Sequence[Buffer]) -> None:
+        """Looks at a request before its first block.
+
+        Args:
+          buffers: of every layer [1, R, H_kv, D], its prompt's whole blocks; empty without any.
+        """
+        del index, slot, buffers
+
+    def enters(self, layer: int, x: jax.Array, state: BlockState) -> None:
+        """Looks at the input x [N, B, hidden] of an exact layer, before the layer runs."""
+        del layer, x, state
+
     @abc.abstractmethod
     def selects_at(self, step: int) -> bool:
         """Whether this step selects; the others run over the pool."""
@@ -61,13 +74,18 @@ class BlockSelection(abc.ABC):
           EngineError: rows could not be fetched.
         """
 
-    def commit(self) -> None:
-        """Writes the finished block's KV to the full pool, before the next block needs it."""
+    def commit(self) -> jax.Array:
+        """Writes the finished block's KV to the full pool, before the next block needs it.
+
+        Returns:
+          the block's rows [L, 2, N, B, H_kv, D], keys then values.
+        """
         with self.timeline.span("main", "rows to host"):
             shape = self.cache.shape
             committed = own_rows(self.cache.pool, shape.block_size)
             wait_ready(committed, self.timeout, "the committed block's KV")
             BlockRows(self.bookings, self.start, [committed]).store(shape, 0, shape.slots)
+        return committed
 
     def clear(self, slot: int) -> None:
         """Forgets a slot's rows that may not be finite numbers; no block may be on its way."""

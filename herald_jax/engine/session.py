@@ -11,8 +11,8 @@ import host_kernels
 from herald_jax.diffusion.accept import AcceptRule
 from herald_jax.diffusion.rules import Rule
 from herald_jax.engine.batch import Batch
+from herald_jax.engine.block_methods import block_selection
 from herald_jax.engine.config import EngineConfig, GenerationConfig
-from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
 from herald_jax.engine.handover import Handover
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.engine.main_stream import MainStream
@@ -25,11 +25,7 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import (
-    CurrentBlockSelector,
-    QueryOnceSelector,
-    Selector,
-)
+from herald_jax.selection import QueryOnceSelector, Selector
 
 SPARE_CORES = 3
 
@@ -85,16 +81,9 @@ class Session:
         )
         group = config.layer_group or (4 if accelerator else None)
         depth = (2 if accelerator else 0) if config.queue_depth is None else config.queue_depth
-        self.current: CurrentBlock | None = None
-        if isinstance(selector, CurrentBlockSelector):
-            self.current = CurrentBlock(
-                selector,
-                stack,
-                CurrentBlockPrograms(model, config.sinks, shape.selected, selector.every_step),
-                self.cache,
-                timeout=config.timeout,
-                timeline=timeline,
-            )
+        self.current = block_selection(
+            selector, stack, self._step_programs(self.rule, sampled), self.cache, config, timeline
+        )
         self.main = MainStream(
             stack,
             self._step_programs(self.rule, sampled),
@@ -110,6 +99,7 @@ class Session:
             PrefillPrograms(model, sinks=config.sinks, selected=shape.selected),
             self.cache,
             selector=selector,
+            current=self.current,
             budget=config.budget,
             chunk=config.prefill_chunk,
             layer_group=group,

@@ -25,6 +25,9 @@ class CacheShape:
       block_size, kv_heads, head_dim, dtype: of the network.
       whole_layers: layers whose whole KV is on the device, or on its way there, at once; no idle
         pool is fetched then. 0 for methods that never fetch whole layers.
+      within_step: no idle pool is fetched either, but a block's pool while its step 0 runs, in the
+        place of the pool before it.
+      partial_channels: P, channels of every key that stay on the device to choose by.
       key_index: the full pool keeps an int8 index of its keys.
       changes: between blocks only rows that the previous selection lacked are fetched.
     """
@@ -40,6 +43,8 @@ class CacheShape:
     head_dim: int
     dtype: np.dtype
     whole_layers: int = 0
+    within_step: bool = False
+    partial_channels: int = 0
     key_index: bool = False
     changes: bool = False
 
@@ -105,6 +110,8 @@ class CacheShape:
         """
         if self.whole_layers:
             return self.whole_layers * self.layer_bytes(self.rows)
+        if self.within_step:
+            return 0
         if self.changes:
             return self.changes_room + self.layer_bytes(self.pool_rows)
         return self.pool_bytes
@@ -114,12 +121,20 @@ class CacheShape:
         """Bytes on the host of what is on its way to the device."""
         if self.changes:
             return self.sparse_layers * self.change_bytes
-        return self.incoming_bytes
+        return self.pool_bytes if self.within_step else self.incoming_bytes
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of partial keys and, in float32, of what turns keys into them."""
+        keys = self.rows * self.dtype.itemsize + self.head_dim * 4
+        return self.sparse_layers * self.slots * self.kv_heads * self.partial_channels * keys
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of KV held on the device: exact buffers, active pool, and what is on its way."""
-        return self.exact_bytes + self.pool_bytes + self.refined_bytes + self.incoming_bytes
+        """Bytes of KV held on the device: exact buffers, active pool, what is on its way, part of
+        the keys."""
+        pools = self.pool_bytes + self.refined_bytes + self.incoming_bytes
+        return self.exact_bytes + pools + self.partial_bytes
 
 
 def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:

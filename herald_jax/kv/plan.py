@@ -23,7 +23,8 @@ class MemoryPlan:
     Attributes:
       weights: parameters on the device.
       exact, pools: KV of the exact layers; active sparse pool, and what is on its way to the next:
-        changes, an idle pool or, for selectors that read whole layers, some layers' KV.
+        changes, an idle pool or, for selectors that read whole layers, some layers' KV;
+        and the part of all keys that some choose by.
       prefill: one request's full KV, held while its prompt is read.
       workspace: activations, and the larger of a step's logits and a prefill chunk's attention
         scores, in float32.
@@ -73,6 +74,8 @@ def cache_shape(
     candidates_ratio: float,
     dtype: np.dtype,
     whole_layers: int = 0,
+    within_step: bool = False,
+    partial_channels: int = 0,
     key_index: bool = False,
     changes: bool = False,
 ) -> CacheShape:
@@ -99,8 +102,10 @@ def cache_shape(
         head_dim=config.head_dim,
         dtype=np.dtype(dtype),
         whole_layers=min(whole_layers, sparse),
+        within_step=within_step,
+        partial_channels=partial_channels,
         key_index=key_index and sparse > 0,
-        changes=changes and candidates > 0 and not whole_layers,
+        changes=changes and candidates > 0 and not (whole_layers or within_step),
     )
 
 
@@ -138,7 +143,7 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     return MemoryPlan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
-        pools=shape.pool_bytes + shape.refined_bytes + shape.incoming_bytes,
+        pools=shape.device_bytes - shape.exact_bytes,
         prefill=config.num_layers * row_bytes(heads, dim, shape.dtype, rows),
         workspace=activations + max(logits, scores),
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),

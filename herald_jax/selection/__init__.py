@@ -5,6 +5,7 @@ from __future__ import annotations
 from herald_jax.selection.centre import Centre
 from herald_jax.selection.herald_draft import HeraldDraft
 from herald_jax.selection.herald_merged import HeraldMerged
+from herald_jax.selection.infinigen import Infinigen
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.mage import Mage
 from herald_jax.selection.mage_offload import MageOffload
@@ -16,6 +17,7 @@ from herald_jax.selection.oracle import Oracle
 from herald_jax.selection.random import Random
 from herald_jax.selection.selector import (
     CurrentBlockSelector,
+    LayerAheadSelector,
     LayerSerialSelector,
     MergedQueries,
     QueryOnceSelector,
@@ -34,6 +36,7 @@ SELECTORS: dict[str, type[Selector]] = {
         MergedLate,
         Mage,
         MageOffload,
+        Infinigen,
         Oracle,
         Centre,
         Random,
@@ -74,6 +77,7 @@ def make_selector(name: str, candidates_ratio: float | None = None) -> Selector:
 __all__ = [
     "SELECTORS",
     "CurrentBlockSelector",
+    "LayerAheadSelector",
     "LayerSerialSelector",
     "MergedQueries",
     "QueryOnceSelector",

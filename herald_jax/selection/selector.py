@@ -9,7 +9,7 @@ import numpy as np
 
 from herald_jax.selection.job import SelectionJob
 
-Style = Literal["layer-serial", "query-once", "current-block"]
+Style = Literal["layer-serial", "query-once", "current-block", "layer-ahead"]
 
 
 class Selector(abc.ABC):
@@ -154,3 +154,31 @@ class CurrentBlockSelector(Selector):
     style: ClassVar[Style] = "current-block"
     every_step: ClassVar[bool]
     in_flight: ClassVar[int] = 1
+
+
+class LayerAheadSelector(Selector):
+    """Each layer's rows are chosen one layer ahead, at step 0 of the block, and reused by it.
+
+    The queries that choose for layer l are its own projection, norm and rotation of layer l - 1's
+    attention input, at the block's rows, and their mean over the masked rows. They meet a few
+    channels of the keys, which stay on the device for the whole prefix, both turned by a matrix
+    that was made for the request. Chosen rows are fetched while layer l - 1 computes.
+    """
+
+    style: ClassVar[Style] = "layer-ahead"
+
+    @abc.abstractmethod
+    def channels(self, head_dim: int) -> int:
+        """P, the channels of a key that are kept on the device, at most D."""
+
+    @abc.abstractmethod
+    def projection(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """What turns queries and keys of one layer into their P channels.
+
+        Args:
+          q: [T, H_q, D] and ``k``: [T, H_kv, D], both with RoPE, of the last positions of a prompt
+            and its first block as it will be decoded, [MASK] rows included.
+
+        Returns:
+          float32 [H_kv, D, P].
+        """
