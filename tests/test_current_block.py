@@ -207,6 +207,16 @@ def test_a_broken_prefix_fails_its_request_alone(method):
     assert made.session.full_pool.used == 0
 
 
+def test_all_ways_of_mage_decode_alike():
+    """Streamed, on the device layer by layer, or on the CPU: one selection, one answer."""
+    given = prompts((150, 60, 50, 6, 1))
+    made = {
+        method: answers(engine(method, 0.2, max_batch=2), given, RULE)
+        for method in ("mage", "mage-offload", "mage-offload-cpu")
+    }
+    assert made["mage"] == made["mage-offload"] == made["mage-offload-cpu"]
+
+
 def test_an_unknown_selector_names_the_known_ones():
     with pytest.raises(ValueError, match="mage, mage-offload, oracle"):
         make_selector("quest")

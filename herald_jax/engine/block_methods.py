@@ -5,13 +5,19 @@ from __future__ import annotations
 from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.config import EngineConfig
 from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
+from herald_jax.engine.host_block import HostBlock, HostBlockPrograms
 from herald_jax.engine.speculation import Speculation
 from herald_jax.engine.speculation_programs import SpeculationPrograms
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import StepPrograms
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import DeviceCache
-from herald_jax.selection import CurrentBlockSelector, LayerAheadSelector, Selector
+from herald_jax.selection import (
+    CurrentBlockSelector,
+    HostBlockSelector,
+    LayerAheadSelector,
+    Selector,
+)
 
 
 def block_selection(
@@ -34,6 +40,17 @@ def block_selection(
             stack,
             CurrentBlockPrograms(model, config.sinks, selected, selector.every_step),
             cache,
+            timeout=config.timeout,
+            timeline=timeline,
+        )
+    if isinstance(selector, HostBlockSelector):
+        return HostBlock(
+            selector,
+            stack,
+            HostBlockPrograms(model),
+            cache,
+            budget=config.budget,
+            sinks=config.sinks,
             timeout=config.timeout,
             timeline=timeline,
         )

@@ -15,9 +15,20 @@ from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.engine.worker import Worker
+from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, CacheShape
 from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.transfer import Staging
+
+
+def kept_rows(
+    bookings: Sequence[Booking | None], start: np.ndarray, budget: Budget, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """K_r of the block that begins at int32 [N] ``start``, and with its tail: int32 [N] each."""
+    part = np.array([booking is not None for booking in bookings]) & (start > 0)
+    kept = np.array([budget.entries(max(0, int(first) - block)) for first in start], np.int32)
+    kept = np.where(part, kept, 0).astype(np.int32)
+    return kept, kept + np.where(part, block, 0).astype(np.int32)
 
 
 class RowFetch:

@@ -13,7 +13,13 @@ from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.host_memory import format_bytes, host_memory_room
 from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import CurrentBlockSelector, LayerAheadSelector, Selector, make_selector
+from herald_jax.selection import (
+    CurrentBlockSelector,
+    HostBlockSelector,
+    LayerAheadSelector,
+    Selector,
+    make_selector,
+)
 
 
 class Sizing:
@@ -80,7 +86,7 @@ class Sizing:
             candidates_ratio=1.0 if selector is None else selector.candidates_ratio,
             dtype=self.dtype,
             whole_layers=selector.in_flight if isinstance(selector, CurrentBlockSelector) else 0,
-            within_step=isinstance(selector, LayerAheadSelector),
+            within_step=isinstance(selector, HostBlockSelector | LayerAheadSelector),
             partial_channels=(
                 selector.channels(self.model.head_dim)
                 if isinstance(selector, LayerAheadSelector)

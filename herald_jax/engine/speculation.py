@@ -9,7 +9,7 @@ import numpy as np
 
 from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.request import Slot
-from herald_jax.engine.row_fetch import RowFetch
+from herald_jax.engine.row_fetch import RowFetch, kept_rows
 from herald_jax.engine.speculation_programs import SpeculationPrograms
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, StepPrograms
@@ -113,12 +113,8 @@ class Speculation(BlockSelection):
         super().begin(bookings, start)
         self.cache.pool = []
         self._looked = False
-        before = np.maximum(start - self.cache.shape.block_size, 0)
-        part = np.array([b is not None for b in bookings]) & (start > 0)
-        kept = [self.budget.entries(int(n)) for n in before]
-        chosen = np.where(part, kept, 0).astype(np.int32)
-        tail = np.where(part, self.cache.shape.block_size, 0).astype(np.int32)
-        self._kept, self._counts = jax.device_put(chosen, self.cache.device), tail + chosen
+        kept, self._counts = kept_rows(bookings, start, self.budget, self.cache.shape.block_size)
+        self._kept = jax.device_put(kept, self.cache.device)
 
     def selects_at(self, step: int) -> bool:
         """See ``BlockSelection.selects_at``."""

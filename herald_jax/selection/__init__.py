@@ -9,6 +9,7 @@ from herald_jax.selection.infinigen import Infinigen
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.mage import Mage
 from herald_jax.selection.mage_offload import MageOffload
+from herald_jax.selection.mage_offload_cpu import MageOffloadCpu
 from herald_jax.selection.merged import Merged
 from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.selection.merged_late import MergedLate
@@ -17,6 +18,7 @@ from herald_jax.selection.oracle import Oracle
 from herald_jax.selection.random import Random
 from herald_jax.selection.selector import (
     CurrentBlockSelector,
+    HostBlockSelector,
     LayerAheadSelector,
     LayerSerialSelector,
     MergedQueries,
@@ -36,6 +38,7 @@ SELECTORS: dict[str, type[Selector]] = {
         MergedLate,
         Mage,
         MageOffload,
+        MageOffloadCpu,
         Infinigen,
         Oracle,
         Centre,
@@ -77,6 +80,7 @@ def make_selector(name: str, candidates_ratio: float | None = None) -> Selector:
 __all__ = [
     "SELECTORS",
     "CurrentBlockSelector",
+    "HostBlockSelector",
     "LayerAheadSelector",
     "LayerSerialSelector",
     "MergedQueries",

@@ -9,7 +9,7 @@ import numpy as np
 
 from herald_jax.selection.job import SelectionJob
 
-Style = Literal["layer-serial", "query-once", "current-block", "layer-ahead"]
+Style = Literal["layer-serial", "query-once", "current-block", "layer-ahead", "host-block"]
 
 
 class Selector(abc.ABC):
@@ -181,4 +181,31 @@ class LayerAheadSelector(Selector):
 
         Returns:
           float32 [H_kv, D, P].
+        """
+
+
+class HostBlockSelector(Selector):
+    """Exact, on the CPU: all queries of a block meet its whole prefix, layer by layer at step 0.
+
+    A layer's queries depend on what the layer before attended, so the main stream waits for every
+    layer's scan. Later steps attend the selection.
+    """
+
+    style: ClassVar[Style] = "host-block"
+
+    @abc.abstractmethod
+    def attend(
+        self, layer: int, q: np.ndarray, voters: np.ndarray, job: SelectionJob
+    ) -> np.ndarray:
+        """Selects rows of one layer into ``job.indices[layer]`` and returns attention.
+
+        Args:
+          layer: index among the sparse layers.
+          q: float32 [N, H_kv, B, G, D], the queries of all positions.
+          voters: bool [N, B], the positions that choose, at least one of each slot.
+          job: ``attend_len`` counts the block's own rows, which follow the committed ones;
+            ``select_len`` ends before the tail; ``status`` is updated.
+
+        Returns:
+          float32 [N, H_kv, B, G, D], exact attention; NaN for a slot that failed.
         """
