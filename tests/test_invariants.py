@@ -105,7 +105,11 @@ def test_full_budget_equals_dense_for_any_exact_layers(exact, dense):
 
 
 @pytest.mark.parametrize(
-    "method", ["dense", "herald-draft", "herald-merged", "mage", "oracle", "infinigen"]
+    "method",
+    [
+        *("dense", "herald-draft", "herald-merged", "mage", "oracle", "mage-offload-cpu"),
+        pytest.param("infinigen", marks=pytest.mark.slow),
+    ],
 )
 def test_committed_kv_equals_recomputed(method):
     """InternLM/lmdeploy#4082: the pass that stores a finished block's KV is not skipped."""

@@ -77,7 +77,6 @@ def test_a_slot_that_is_not_finite_says_so_and_spares_the_others():
 
 @pytest.mark.parametrize(
     "method",
-    "method",
     [
         "mage-offload-cpu",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("mage-offload", "infinigen")),

@@ -26,12 +26,16 @@ class Infinigen(LayerAheadSelector):
         return min(head_dim, -(-int(np.ceil(self.kept_share * head_dim)) // 8) * 8)
 
     def projection(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-        """See ``LayerAheadSelector.projection``."""
+        """See ``LayerAheadSelector.projection``.
+
+        What is not a finite number counts as zero: that request fails by its output.
+        """
+        q, k = (np.where(np.isfinite(part), part, 0).astype(np.float64) for part in (q, k))
         heads, dim = k.shape[1:]
         # [T, H_kv, G, D] -> [H_kv, T * G, D]: the queries of a group share their key.
-        grouped = np.asarray(q, np.float64).reshape(len(q), heads, -1, dim)
+        grouped = q.reshape(len(q), heads, -1, dim)
         queries = grouped.swapaxes(0, 1).reshape(heads, -1, dim)
-        keys = np.asarray(k, np.float64).swapaxes(0, 1)
+        keys = k.swapaxes(0, 1)
         skew = right_singular_vectors(queries)
         magnitude = np.abs(queries @ skew).mean(1) * np.abs(keys @ skew).mean(1)
         kept = np.argsort(-magnitude, axis=-1, kind="stable")[:, : self.channels(dim)]
