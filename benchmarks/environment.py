@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ def environment() -> dict[str, Any]:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = "unknown"
-    try:
-        experts = f"tokamax {version('tokamax')}"
-    except PackageNotFoundError:
-        experts = "tokamax is not installed"
     return {
         "device": device.device_kind,
         "platform": device.platform,
@@ -47,7 +43,6 @@ def environment() -> dict[str, Any]:
         "threads": host_kernels.thread_count(),
         "python": platform.python_version(),
         "jax": version("jax"),
-        "experts": experts,
         "commit": commit,
     }
 
@@ -96,13 +91,20 @@ def whole_lines(path: Path) -> list[str]:
     return whole
 
 
-def write(path: Path | None, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def write(
+    path: Path | None,
+    settings: dict[str, Any],
+    rows: list[dict[str, Any]],
+    machine: dict[str, Any] | None = None,
+) -> None:
     """Writes ``{"environment", "settings", "rows"}``, or prints it without a path.
 
-    Where output went is no setting of a measurement and is left out.
+    Where output went is no setting of a measurement and is left out. ``machine`` is said of the
+    environment in place of what JAX sees, where something else was measured.
     """
     settings = {key: value for key, value in settings.items() if key not in OUTPUTS}
-    head = json.dumps({"environment": environment(), "settings": settings}, indent=2)
+    surroundings = environment() | (machine or {})
+    head = json.dumps({"environment": surroundings, "settings": settings}, indent=2)
     # A row a line: there may be thousands.
     lines = ",\n".join("    " + json.dumps(row) for row in rows)
     text = head.removesuffix("\n}") + ',\n  "rows": [\n' + lines + "\n  ]\n}\n"

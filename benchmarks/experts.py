@@ -75,7 +75,7 @@ def measure(options: Any) -> list[dict[str, Any]]:
             exact = np.asarray(jax.jit(_plain)(*few, *wide))
             touched = len(np.unique(ids)) / count
             for name in options.implementations:
-                reason = moe.obstacle(name, dtype, None, hidden, inner)
+                reason = moe.obstacle(name, dtype, None, count, hidden, inner)
                 if reason is not None:
                     print(f"{name}: skipped, {reason}", flush=True)
                     continue
@@ -139,7 +139,7 @@ def main() -> None:
         "--implementations",
         nargs="+",
         choices=get_args(moe.Implementation),
-        default=["grouped", "tokamax"],
+        default=["grouped", "kernels"],
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()

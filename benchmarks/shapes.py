@@ -101,6 +101,21 @@ def random_array(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> ja
     return (jax.random.normal(key, shape, dtype) * shape[-2] ** -0.5).astype(dtype)
 
 
+def random_cache(buffers: list[Any], seed: int = 0) -> list[Any]:
+    """Standard normal numbers in place of every K and V of a cache, the same for all slots."""
+    made = []
+    for index, pair in enumerate(buffers):
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), index), 2)
+        made.append(tuple(_refilled(key, part) for key, part in zip(keys, pair, strict=True)))
+    return made
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def _refilled(key: jax.Array, old: jax.Array) -> jax.Array:
+    # One slot's numbers at a time: a cache may be all that the device holds.
+    return jnp.broadcast_to(jax.random.normal(key, old.shape[1:], old.dtype), old.shape)
+
+
 def random_prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:
     """Uniform token ids without the mask token."""
     rng = np.random.default_rng(seed)

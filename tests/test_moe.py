@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from dataclasses import replace
 
 import jax
@@ -13,6 +11,7 @@ import pytest
 from flax import nnx
 
 from herald_jax.models import grouped, moe, moe_reference
+from herald_jax.models.assignments import assign
 from herald_jax.models.config import ExpertsConfig
 from tests.precision import near, product_precisions
 
@@ -55,7 +54,9 @@ def mixture(
 def run(way: str, *arguments: np.ndarray) -> np.ndarray:
     """One implementation, compiled."""
     if way in WAYS:
-        return np.asarray(jax.jit(grouped.run, static_argnums=0)(WAYS[way], *arguments))
+        return np.asarray(
+            jax.jit(grouped.run, static_argnums=(0, 1))(WAYS[way], assign, *arguments)
+        )
     return np.asarray(
         jax.jit(moe.mix, static_argnames="implementation")(*arguments, implementation=way)
     )
@@ -198,8 +199,8 @@ def test_grouped_memory_does_not_grow_with_the_experts(dtype: str) -> None:
         jax.ShapeDtypeStruct((tokens, 2), jnp.float32),
         jax.ShapeDtypeStruct((tokens, 2), jnp.int32),
     ]
-    program = jax.jit(grouped.run, static_argnums=0).lower(
-        grouped.tiled, types_of[0], *routing, *types_of[1:]
+    program = jax.jit(grouped.run, static_argnums=(0, 1)).lower(
+        grouped.tiled, assign, types_of[0], *routing, *types_of[1:]
     )
     analysis = program.compile().memory_analysis()
     assert analysis.temp_size_in_bytes < experts * hidden * inner * 4 / 4
@@ -212,7 +213,7 @@ def test_float32_asks_for_full_precision(way: str) -> None:
     def compute(*arrays: jax.Array) -> jax.Array:
         if way == "reference":
             return moe.mix(*arrays, implementation="reference")
-        return grouped.run(grouped.padded, *arrays)
+        return grouped.run(grouped.padded, assign, *arrays)
 
     precisions = product_precisions(compute, *arguments)
     assert len(precisions) == 3
@@ -243,31 +244,12 @@ def test_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     name, reason = moe.default_implementation(jnp.bfloat16, "cpu")
     assert (name, reason) == ("grouped", "the device is not a CUDA GPU")
     name, reason = moe.default_implementation(jnp.float32, "gpu")
-    assert (name, reason) == ("grouped", "tokamax multiplies bfloat16, not float32")
+    assert (name, reason) == ("grouped", "the kernels multiply bfloat16, not float32")
     name, reason = moe.default_implementation(jnp.bfloat16, "gpu", hidden=48, inner=16)
     assert name == "grouped"
     assert "not 48 and 16" in reason
-
-
-@pytest.mark.parametrize("missing", ["tokamax", "xprof"])
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    monkeypatch.delenv("HERALD_EXPERTS", raising=False)
-    monkeypatch.setattr(moe, "PYTHON", (3, 12))
-    moe.tokamax_obstacle.cache_clear()
-
-    class Refuses:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "tokamax":
-                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
-    monkeypatch.delitem(sys.modules, "tokamax", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
-    name, reason = moe.default_implementation(jnp.bfloat16, "gpu")
-    moe.tokamax_obstacle.cache_clear()
-    assert name == "grouped"
-    assert reason.startswith("tokamax is not installed")
-    assert "pip install 'herald-jax[cuda-moe]'" in reason
-    assert ("xprof is missing" in reason) == (missing == "xprof")
+    assert "not 24" in moe.default_implementation(jnp.bfloat16, "gpu", count=24)[1]
+    assert moe.default_implementation(jnp.bfloat16, "gpu")[0] == "kernels"
 
 
 def test_environment_names_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,58 +259,8 @@ def test_environment_names_the_implementation(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HERALD_EXPERTS", "fastest")
     with pytest.raises(ValueError, match=r"HERALD_EXPERTS.*fastest.*only reference, grouped"):
         moe.mix(*arguments)
-    monkeypatch.setenv("HERALD_EXPERTS", "tokamax")
-    with pytest.raises(ValueError, match="HERALD_EXPERTS: experts cannot use tokamax"):
+    monkeypatch.setenv("HERALD_EXPERTS", "kernels")
+    with pytest.raises(ValueError, match="HERALD_EXPERTS: experts cannot use kernels"):
         moe.mix(*arguments)
-    with pytest.raises(ValueError, match="experts cannot use tokamax: "):
-        moe.mix(*arguments, implementation="tokamax")
-
-
-class Tokamax(types.ModuleType):
-    """A stand-in for the kernel: a dense product, and a record of how it was called."""
-
-    def __init__(self) -> None:
-        super().__init__("tokamax")
-        self.config = self
-        self.called: list[str | None] = []
-
-    def ignore_autotuning_cache(self, _: bool) -> pytest.MonkeyPatch.context:
-        return pytest.MonkeyPatch.context()
-
-    def ragged_dot(self, rows, weights, sizes, implementation=None):
-        self.called.append(implementation)
-        ends = jnp.cumsum(sizes)
-        expert = jnp.searchsorted(ends, jnp.arange(len(rows)), side="right")
-        return jnp.einsum("ah,ahi->ai", rows, weights[expert], precision="highest")
-
-
-def test_tokamax_gets_sorted_rows_and_is_called_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Tokamax()
-    monkeypatch.setitem(sys.modules, "tokamax", kernel)
-    arguments = mixture(np.random.default_rng(10), 21, 6, 2)
-    out = jax.jit(grouped.run, static_argnums=0)(grouped.ragged, *arguments)
-    np.testing.assert_allclose(out, moe_reference.mix(*arguments), atol=near(1e-5), rtol=0)
-    assert kernel.called == ["mosaic"] * 3
-
-
-def test_kernel_that_refuses_the_device_leaves_the_portable_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("HERALD_EXPERTS", raising=False)
-    monkeypatch.setattr(moe, "PYTHON", (3, 12))
-    kernel = Tokamax()
-    monkeypatch.setitem(sys.modules, "tokamax", kernel)
-    moe.tokamax_obstacle.cache_clear()
-    assert moe.default_implementation(jnp.bfloat16, "gpu")[0] == "tokamax"
-
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("Unsupported GPU architecture.\nmore")
-
-    kernel.ragged_dot = refuse
-    moe.tokamax_obstacle.cache_clear()
-    name, reason = moe.default_implementation(jnp.bfloat16, "gpu")
-    moe.tokamax_obstacle.cache_clear()
-    assert name == "grouped"
-    assert reason == (
-        "tokamax refuses this device: NotImplementedError: Unsupported GPU architecture."
-    )
+    with pytest.raises(ValueError, match="experts cannot use kernels: "):
+        moe.mix(*arguments, implementation="kernels")

@@ -16,7 +16,7 @@ from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import Buffer, DeviceCache
 from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.pool_transfer import own_rows
-from herald_jax.kv.transfer import Staging
+from herald_jax.kv.transfer import Staging, fetched
 
 
 class BlockSelection(abc.ABC):
@@ -83,8 +83,9 @@ class BlockSelection(abc.ABC):
         with self.timeline.span("main", "rows to host"):
             shape = self.cache.shape
             committed = own_rows(self.cache.pool, shape.block_size)
-            wait_ready(committed, self.timeout, "the committed block's KV")
-            BlockRows(self.bookings, self.start, [committed]).store(shape, 0, shape.slots)
+            rows = fetched(committed)
+            wait_ready(rows, self.timeout, "the committed block's KV")
+            BlockRows(self.bookings, self.start, [rows]).store(shape, 0, shape.slots)
         return committed
 
     def clear(self, slot: int) -> None:

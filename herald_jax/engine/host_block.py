@@ -22,7 +22,7 @@ from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import DeviceCache
 from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.rows import store_rows
-from herald_jax.kv.transfer import Staging, start_fetch
+from herald_jax.kv.transfer import Staging, fetched
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import HostBlockSelector, SelectionJob
 
@@ -109,8 +109,9 @@ class HostBlock(BlockSelection):
         tail = np.broadcast_to(tail[:, None], (shape.slots, shape.kv_heads, block))
         for layer, group in enumerate(self.groups):
             q, rows = self.stack.on_layers(self.programs.ask, group)(x, state)
-            start_fetch([q, rows])
-            wait_ready(rows, self.timeout, f"the queries of sparse layer {layer}")
+            q, rows = fetched(q), fetched(rows)
+            for part in (q, rows):
+                wait_ready(part, self.timeout, f"the queries of sparse layer {layer}")
             began = time.perf_counter()
             with self.timeline.span("main", "scan"):
                 k, v = np.asarray(rows)

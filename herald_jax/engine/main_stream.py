@@ -22,7 +22,7 @@ from herald_jax.engine.step_programs import BlockState, Decision, Decoding, Quer
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import DeviceCache
-from herald_jax.kv.transfer import start_fetch
+from herald_jax.kv.transfer import fetched, start_fetch
 
 #: Places in ``Decision.flags``.
 MASKS_LEFT, UNSETTLED = 0, 1
@@ -241,8 +241,7 @@ class MainStream:
             representative, x = _columns(x, 2 * b, 2 * b + 1), _columns(x, 0, 2 * b)
             pair = _columns(positions, 0, 2 * b)
             x, drafts = self._through_pool(self.programs.pool_pair, x, pair, lengths)
-            start_fetch(drafts)
-            lookahead.begin(representative, drafts, None)
+            lookahead.begin(representative, [fetched(rows) for rows in drafts], None)
         else:
             x, layers = self._through_pool(self.programs.pool_ahead, x, positions, lengths)
             queries = [merged for group in layers for merged in group]

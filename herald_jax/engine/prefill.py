@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from herald_jax.engine.block_selection import BlockSelection
@@ -16,7 +17,7 @@ from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, DeviceCache, zeros
 from herald_jax.kv.plan import prefill_rows
 from herald_jax.kv.rows import store_rows
-from herald_jax.kv.transfer import start_fetch
+from herald_jax.kv.transfer import fetched
 from herald_jax.selection import Selector
 
 
@@ -96,25 +97,23 @@ class Prefill:
         buffers = zeros(
             len(self.stack), shape.buffer_shape(rows, 1), shape.dtype, self.cache.device
         )
-        pending: tuple[int, list[Buffer]] | None = None
+        pending: tuple[int, list[jax.Array]] | None = None
         for start in range(0, len(tokens), self.chunk):
             part = np.zeros((1, self.chunk), np.int32)
             part[0, : len(tokens) - start] = tokens[start : start + self.chunk]
             x = self.stack.embed(part)
-            fresh: list[Buffer] = []
+            fresh: list[jax.Array] = []
             for group in self.exact_groups + self.sparse_groups:
                 program = self.stack.on_layers(self.programs.chunk, group, donate=[0])
                 cut = slice(group.first, group.last)
                 x, buffers[cut], written = program(buffers[cut], x, np.int32(start))
-                fresh += written
+                if group.first >= shape.exact_layers:
+                    fresh.append(fetched(written))
             if self.programs.config.shifts_logits and start + self.chunk >= len(tokens):
                 program = self.stack.on_shell(self.programs.following)
                 lead = program(x, np.int32(len(tokens) - 1 - start))
                 wait_ready(lead, self.timeout, f"prefill of request {slot.request.id}")
                 slot.lead = int(lead)
-            fresh = fresh[shape.exact_layers :]
-            for pair in fresh:
-                start_fetch(pair)
             if pending is not None:
                 self._store(slot, len(tokens), *pending)
             pending = start, fresh
@@ -122,13 +121,16 @@ class Prefill:
             self._store(slot, len(tokens), *pending)
         return buffers
 
-    def _store(self, slot: Slot, length: int, start: int, rows: Sequence[Buffer]) -> None:
+    def _store(self, slot: Slot, length: int, start: int, groups: Sequence[jax.Array]) -> None:
         """Writes one chunk's KV of the sparse layers to the slot's booking."""
         count = np.array([min(self.chunk, length - start)], np.int32)
         at = np.array([start], np.int32)
-        for layer, (k, v) in enumerate(rows):
-            wait_ready(v, self.timeout, f"prefill of request {slot.request.id}")
-            store_rows([slot.booking], layer, at, count, np.asarray(k), np.asarray(v))
+        layer = 0
+        for group in groups:
+            wait_ready(group, self.timeout, f"prefill of request {slot.request.id}")
+            for k, v in np.asarray(group):
+                store_rows([slot.booking], layer, at, count, k, v)
+                layer += 1
 
     def _select(self, slot: Slot, buffers: Sequence[Buffer], select_len: int) -> list[Buffer]:
         shape, block = self.cache.shape, self.programs.block

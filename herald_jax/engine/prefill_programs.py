@@ -36,11 +36,12 @@ class PrefillPrograms:
 
     def chunk(
         self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
-    ) -> tuple[jax.Array, list[Buffer], list[Buffer]]:
+    ) -> tuple[jax.Array, list[Buffer], jax.Array]:
         """A chunk x [1, C, hidden] of whole blocks from position ``start`` (int32 []).
 
         Returns:
-          x, buffers, and the chunk's (k, v) [1, C, H_kv, D] of every layer.
+          x, buffers, and the chunk's rows [layers, 2, 1, C, H_kv, D], keys then values; one array,
+          because many small copies to the host are slow.
         """
         positions = (start + jnp.arange(x.shape[1], dtype=jnp.int32))[None]
         result, rows = [], []
@@ -50,8 +51,8 @@ class PrefillPrograms:
             values = jax.lax.dynamic_update_slice_in_dim(values, v, start, axis=1)
             x = layer.post(x, attend_blocks(q, keys, values, positions, self.block))
             result.append((keys, values))
-            rows.append((k, v))
-        return x, result, rows
+            rows.append(jnp.stack([k, v]))
+        return x, result, jnp.stack(rows)
 
     def following(self, shell: Any, x: jax.Array, row: jax.Array) -> jax.Array:
         """The greedy token int32 [] after row ``row`` (int32 []) of x [1, C, hidden]."""

@@ -22,6 +22,7 @@ from herald_jax.diffusion.sampling import Sampling, ban, entropy, greedy, measur
 from herald_jax.engine.choice import voters
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
+from herald_jax.models.head_kernel import applies
 from herald_jax.models.rope import rotary_angles, rotate
 
 Buffer = tuple[jax.Array, jax.Array]
@@ -116,6 +117,55 @@ class StepPrograms:
         self, shell: Any, x: jax.Array, state: BlockState, decoding: Decoding, step: jax.Array
     ) -> Decision:
         """Head, proposal, acceptance and edits for the denoising group x [N, B, hidden]."""
+        plain = not self.sampled and self.rule.strategy != "entropy_bounded"
+        if plain and applies(x.dtype, x.shape[-1]):
+            argmax, sure, following = self._greedy(shell, x, state)
+            tokens, distribution = argmax, None
+        else:
+            argmax, tokens, sure, distribution, following = self._all(
+                shell, x, state, decoding, step
+            )
+        # A slot without finite confidences ends its block like any other and fails alone.
+        finite = jnp.isfinite(sure)
+        broken = state.broken | (state.masked & ~finite).any(axis=1)
+        spread = None
+        if distribution is not None and self.rule.strategy == "entropy_bounded":
+            spread = jnp.where(finite, entropy(distribution), 0.0)
+        block, masks_left, unsettled = advance(
+            Block(state.tokens, state.masked, state.editing),
+            Proposal(tokens, jnp.where(finite, sure, 0.0), spread),
+            decoding.limits,
+            step,
+            self.rule,
+            None if self.ban_mask else self.config.mask_token_id,
+        )
+        flags = jnp.stack([masks_left.any(), unsettled.any()])
+        return Decision(state._replace(**block._asdict(), broken=broken), argmax, flags, following)
+
+    def _greedy(
+        self, shell: Any, x: jax.Array, state: BlockState
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Greedy tokens, their probability and what follows, from the rows that matter alone."""
+        needed = jnp.ones_like(state.masked) if self.rule.edits else state.masked
+        mask_id = self.config.mask_token_id
+        if not self.config.shifts_logits:
+            return *shell.greedy(x, needed, mask_id if self.ban_mask else None), None
+        # Row i speaks of position i + 1, and the last one of what leads the next block: that
+        # counts as known, so it cannot be [MASK].
+        last = jnp.zeros_like(needed[:, :1])
+        needed = jnp.concatenate([needed[:, 1:], last], axis=1)
+        following = greedy(ban(shell.head(x[:, -1:]), mask_id))[0][:, 0]
+        # The first position of a block is always known: what stands there is never used.
+        argmax, sure = (
+            jnp.roll(part, 1, axis=1)
+            for part in shell.greedy(x, needed, mask_id if self.ban_mask else None)
+        )
+        return argmax, sure, following
+
+    def _all(
+        self, shell: Any, x: jax.Array, state: BlockState, decoding: Decoding, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+        """Greedy and proposed tokens, their confidence, their logits, and what follows."""
         logits = shell.head(x)
         following = None
         if self.config.shifts_logits:
@@ -128,27 +178,12 @@ class StepPrograms:
             # The first position of a block is always known: what its row says is never used.
             logits = jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
         argmax, sure = greedy(logits)
-        tokens, distribution = argmax, logits
-        if self.sampled:
-            index = state.start // self.block
-            tokens, sure = sample(logits, decoding.sampling, index, step, self.confidence)
-            distribution = measured(logits, decoding.sampling, self.confidence)
-        # A slot without finite confidences ends its block like any other and fails alone.
-        finite = jnp.isfinite(sure)
-        broken = state.broken | (state.masked & ~finite).any(axis=1)
-        spread = None
-        if self.rule.strategy == "entropy_bounded":
-            spread = jnp.where(finite, entropy(distribution), 0.0)
-        block, masks_left, unsettled = advance(
-            Block(state.tokens, state.masked, state.editing),
-            Proposal(tokens, jnp.where(finite, sure, 0.0), spread),
-            decoding.limits,
-            step,
-            self.rule,
-            None if self.ban_mask else self.config.mask_token_id,
-        )
-        flags = jnp.stack([masks_left.any(), unsettled.any()])
-        return Decision(state._replace(**block._asdict(), broken=broken), argmax, flags, following)
+        if not self.sampled:
+            return argmax, argmax, sure, logits, following
+        index = state.start // self.block
+        tokens, sure = sample(logits, decoding.sampling, index, step, self.confidence)
+        spread = measured(logits, decoding.sampling, self.confidence)
+        return argmax, tokens, sure, spread, following
 
     def _own(self, kind: str, buffer: Buffer, k: jax.Array, v: jax.Array, row: jax.Array) -> Buffer:
         if kind == "pool":

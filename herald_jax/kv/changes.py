@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 import host_kernels
 from herald_jax.kv.device_cache import Buffer, CacheShape, DeviceCache
 from herald_jax.kv.pool_transfer import PoolTransfer, own_rows
-from herald_jax.kv.transfer import Copies, RegisteredArrays, put, start_fetch
+from herald_jax.kv.transfer import Copies, RegisteredArrays, fetched, put
 
 #: Shares of a layer's rows that may be copied: the smallest that holds the new ones is. Each is a
 #: program of its own, so they are few.
@@ -146,8 +146,7 @@ class ChangesTransfer(PoolTransfer[Changes]):
         self, cache: DeviceCache, sent: list[Changes], indices: np.ndarray, counts: np.ndarray
     ) -> jax.Array:
         """See ``PoolTransfer.swap``; every layer's pool is made anew, one after the other."""
-        committed = own_rows(cache.pool, self.shape.block_size)
-        start_fetch([committed])
+        committed = fetched(own_rows(cache.pool, self.shape.block_size))
         layers = range(len(sent))
         late = deque(layer for layer in layers if sent[layer].copies is None)
         for layer in sorted(layers, key=lambda layer: layer in late):

@@ -13,6 +13,9 @@ from jax.sharding import SingleDeviceSharding
 
 Buffer = tuple[jax.Array, jax.Array]
 
+#: Layers of a program at most, where step 0 refines what it attends.
+REFINED_TOGETHER = 4
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -89,6 +92,18 @@ class CacheShape:
         return self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
 
     @property
+    def active_bytes(self) -> int:
+        """Bytes of the pool that a block attends, at the peak of the block.
+
+        Where step 0 refines it, a group of layers gives up its candidates as soon as it has kept
+        the best of them, before anything of the next pool arrives.
+        """
+        if self.changes or not self.refines:
+            return self.pool_bytes + self.refined_bytes
+        kept = self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
+        return kept + min(REFINED_TOGETHER, self.sparse_layers) * self.layer_bytes(self.pool_rows)
+
+    @property
     def change_bytes(self) -> int:
         """Bytes of one layer's changes where every row is new: int32 sources, K and V rows."""
         rows = self.slots * self.kv_heads * self.candidates
@@ -133,7 +148,7 @@ class CacheShape:
     def device_bytes(self) -> int:
         """Bytes of KV held on the device: exact buffers, active pool, what is on its way, part of
         the keys."""
-        pools = self.pool_bytes + self.refined_bytes + self.incoming_bytes
+        pools = self.active_bytes + self.incoming_bytes
         return self.exact_bytes + pools + self.partial_bytes
 
 

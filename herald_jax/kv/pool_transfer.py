@@ -13,7 +13,7 @@ import numpy as np
 
 import host_kernels
 from herald_jax.kv.device_cache import Buffer, CacheShape, DeviceCache
-from herald_jax.kv.transfer import Staging, start_fetch
+from herald_jax.kv.transfer import Staging, fetched
 
 #: What a layer's ``send`` returns and ``swap`` takes.
 Sent = TypeVar("Sent")
@@ -143,8 +143,7 @@ class FullTransfer(PoolTransfer[Buffer]):
         del indices, counts
         cache.pool, committed = _swapped(list(sent), cache.pool, self.shape.block_size)
         sent.clear()
-        start_fetch([committed])
-        return committed
+        return fetched(committed)
 
     def clear(self, slot: int) -> None:
         """See ``PoolTransfer.clear``."""

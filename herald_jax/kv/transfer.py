@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 import host_kernels
 
@@ -26,9 +27,21 @@ def put(array: np.ndarray, device: jax.Device) -> jax.Array:
 
 
 def start_fetch(arrays: Sequence[jax.Array]) -> None:
-    """Starts device-to-host copies that later ``np.asarray`` calls complete."""
+    """Starts device-to-host copies that later ``np.asarray`` calls complete; for small arrays."""
     for array in arrays:
         array.copy_to_host_async()
+
+
+def fetched(array: jax.Array) -> jax.Array:
+    """The same array in host memory, on its way there; for large ones.
+
+    On CUDA that memory is pinned: a copy runs at the rate of the link, where one to ordinary memory
+    runs at a twentieth of it.
+    """
+    (device,) = array.devices()
+    if device.platform != "gpu":
+        return array
+    return jax.device_put(array, SingleDeviceSharding(device, memory_kind="pinned_host"))
 
 
 class RegisteredArrays:

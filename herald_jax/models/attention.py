@@ -12,6 +12,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from herald_jax.models import attention_kernel
+
 Implementation = Literal["xla", "cudnn"]
 
 
@@ -118,6 +120,9 @@ def attend_blocks(
     """
     group = q.shape[2] // k.shape[2]
     last = (jnp.repeat(positions, group, axis=1) // block_size + 1) * block_size
+    if attention_kernel.applies(k.dtype, k.shape[-1]):
+        ends = jnp.minimum(last, k.shape[1]).astype(jnp.int32)
+        return unpack(attention_kernel.attend_to_ends(pack(q, k.shape[2]), k, v, ends), q.shape[2])
     valid = (jnp.arange(k.shape[1]) < last[..., None])[:, None]
     return unpack(_attend(pack(q, k.shape[2]), k, v, valid), q.shape[2])
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from herald_jax.models import head_kernel
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.layers import GatedMlp, Projections, linear, rms_norm
@@ -73,6 +74,26 @@ class Decoder(nnx.Module):
             table = self.embedding.embedding[...]
             return jnp.dot(x, table.T, precision=precision).astype(jnp.float32)
         return self.lm_head(x).astype(jnp.float32)
+
+    def greedy(
+        self, x: jax.Array, needed: jax.Array, banned: int | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The best token and its probability where needed, without the logits of all positions.
+
+        Args:
+          x: [N, S, hidden]; ``needed``: bool [N, S].
+          banned: a token that is never chosen and has no probability, or None.
+
+        Returns:
+          int32 [N, S] and float32 [N, S], as ``head_kernel.greedy_rows``.
+        """
+        tied = self.config.tie_word_embeddings
+        table = self.embedding.embedding if tied else self.lm_head.kernel
+        rows = self.norm(x).reshape(-1, x.shape[-1])
+        token, probability = head_kernel.greedy_rows(
+            rows, table[...], needed.reshape(-1), banned=banned, tied=tied
+        )
+        return token.reshape(needed.shape), probability.reshape(needed.shape)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Whole uncached pass: int32 [N, S] at positions 0..S-1 -> float32 logits [N, S, vocab]."""

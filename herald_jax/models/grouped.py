@@ -1,57 +1,22 @@
 """Products of tokens with the experts they take: tokens sorted by expert, each expert read once.
 
-Three ways to the same rows. ``tiled`` walks over short runs of rows of one expert and is what a
-CPU does well; ``padded`` gives every expert a fixed number of rows and multiplies them as one
-batch, which an accelerator does well; ``ragged`` leaves both to a kernel of tokamax.
+Two ways to the same rows that run anywhere. ``tiled`` walks over short runs of rows of one expert
+and is what a CPU does well; ``padded`` gives every expert a fixed number of rows and multiplies
+them as one batch, which an accelerator does well. On CUDA in bfloat16 ``expert_kernels`` is better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from herald_jax.models.assignments import Assignments
 from herald_jax.models.config import EXPERT_ROWS
 
 #: Rows of a tile on the CPU, whatever the number of tokens.
 TILE = 8
-
-
-class Assignments(NamedTuple):
-    """Which token goes to which expert, sorted by expert and, within one, by token.
-
-    Attributes:
-      order: int32 [A], the assignment (token * k + slot) at each sorted row.
-      rows: int32 [A], the sorted row of each assignment.
-      experts: int32 [A], the expert of each sorted row, ascending.
-      sizes: int32 [E], rows of each expert; ``starts`` int32 [E], its first row.
-    """
-
-    order: jax.Array
-    rows: jax.Array
-    experts: jax.Array
-    sizes: jax.Array
-    starts: jax.Array
-
-
-def assign(ids: jax.Array, count: int) -> Assignments:
-    """Sorts the experts that tokens take.
-
-    Args:
-      ids: int32 [T, k].
-      count: E.
-
-    Returns:
-      the T * k assignments.
-    """
-    flat = ids.reshape(-1)
-    each = jnp.arange(len(flat), dtype=jnp.int32)
-    experts, order = jax.lax.sort_key_val(flat, each, is_stable=True)
-    rows = jnp.zeros_like(each).at[order].set(each, unique_indices=True)
-    sizes = (flat[:, None] == jnp.arange(count)).sum(0, dtype=jnp.int32)
-    return Assignments(order, rows, experts, sizes, jnp.cumsum(sizes) - sizes)
 
 
 def tiled(
@@ -60,8 +25,8 @@ def tiled(
     """Tile after tile of ``TILE`` rows of one expert; experts that nobody takes are not read.
 
     Args:
-      x: [A, hidden], sorted by expert.
-      taken: where the rows of each expert are.
+      x: [T, hidden], tokens in their own order.
+      taken: their assignments.
       gate, up: [E, hidden, inner]; ``down``: [E, inner, hidden].
 
     Returns:
@@ -71,7 +36,7 @@ def tiled(
     ends = jnp.cumsum(tiles)
     # A last tile may reach over the rows of the next expert, whose own tile comes later and
     # writes them anew, and over the end.
-    x = jnp.pad(x, ((0, TILE), (0, 0)))
+    x = jnp.pad(_sorted(x, taken), ((0, TILE), (0, 0)))
 
     def one(tile: jax.Array, out: jax.Array) -> jax.Array:
         expert = jnp.searchsorted(ends, tile, side="right")
@@ -95,40 +60,29 @@ def padded(
 
     Arguments and result as ``tiled``; memory grows with E * EXPERT_ROWS, whatever the routing.
     """
+    x = _sorted(x, taken)
     last, within = len(x) - 1, jnp.arange(EXPERT_ROWS)
-    ranks = jnp.arange(len(x)) - taken.starts[taken.experts]
+    each = jnp.arange(len(x))
+    experts = (taken.starts + taken.sizes <= each[:, None]).sum(1)
+    ranks = each - taken.starts[experts]
 
     def one(turn: jax.Array, out: jax.Array) -> jax.Array:
         rows = taken.starts[:, None] + turn * EXPERT_ROWS + within
         made = gated_mlp(x[jnp.minimum(rows, last)], gate, up, down)
-        own = made[taken.experts, ranks % EXPERT_ROWS]
+        own = made[experts, ranks % EXPERT_ROWS]
         return jnp.where((ranks // EXPERT_ROWS == turn)[:, None], own, out)
 
     return jax.lax.fori_loop(0, -(-taken.sizes.max() // EXPERT_ROWS), one, jnp.zeros_like(x))
 
 
-def ragged(
-    x: jax.Array, taken: Assignments, gate: jax.Array, up: jax.Array, down: jax.Array
-) -> jax.Array:
-    """The grouped matrix products of tokamax; arguments and result as ``tiled``.
-
-    Raises:
-      NotImplementedError: tokamax has no kernel for the device, dtype or shapes.
-    """
-    import tokamax
-
-    def product(rows: jax.Array, weights: jax.Array) -> jax.Array:
-        # By name: left to itself tokamax may end at ``jax.lax.ragged_dot``, which multiplies every
-        # token with every expert.
-        return tokamax.ragged_dot(rows, weights, taken.sizes, implementation="mosaic")
-
-    # Its table of tuned shapes may differ by token count, and warns of every shape it lacks.
-    with tokamax.config.ignore_autotuning_cache(True):
-        return product(jax.nn.silu(product(x, gate)) * product(x, up), down)
+def _sorted(x: jax.Array, taken: Assignments) -> jax.Array:
+    """The token of every assignment [A, hidden], sorted by expert."""
+    return x[taken.order // (len(taken.order) // len(x))]
 
 
 def run(
     products: Callable[..., jax.Array],
+    assigned: Callable[[jax.Array, int], Assignments],
     x: jax.Array,
     weights: jax.Array,
     ids: jax.Array,
@@ -139,14 +93,15 @@ def run(
     """Sorts tokens by expert, multiplies, and adds up what each token gets, in fp32.
 
     Args:
-      products: ``tiled``, ``padded`` or ``ragged``.
+      products: ``tiled``, ``padded`` or ``expert_kernels.expert_rows``.
+      assigned: ``assignments.assign`` or ``routing_kernels.place``.
       x: [T, hidden]; the rest as ``moe.mix``.
 
     Returns:
       [T, hidden] in the dtype of ``x``.
     """
-    taken = assign(ids, len(gate))
-    out = products(x[taken.order // ids.shape[1]], taken, gate, up, down)
+    taken = assigned(ids, len(gate))
+    out = products(x, taken, gate, up, down)
     rows = taken.rows.reshape(ids.shape)
     # One slot after the other: the order of a reduction could change with the number of tokens.
     total = jnp.zeros(x.shape, jnp.float32)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from herald_jax.models import grouped
+from herald_jax.models import expert_kernels, grouped, routing_kernels
+from herald_jax.models.assignments import assign
 from herald_jax.models.config import ExpertsConfig
 from herald_jax.models.layers import GatedMlp
 
-Implementation = Literal["reference", "grouped", "tokamax"]
-
-#: Widths that the tiles of tokamax's kernel divide: hidden sizes, and inner widths of an expert.
-HIDDEN_STEP, INNER_STEP = 128, 128
-
-PYTHON = sys.version_info[:2]
+Implementation = Literal["reference", "grouped", "kernels"]
 
 
 def route_sigmoid(
@@ -86,19 +81,33 @@ class Router(nnx.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x [T, hidden] -> weights float32 [T, k], ids int32 [T, k]."""
-        kernel = self.kernel[...]
-        if self.config.router == "sigmoid":
-            logits = jnp.dot(
-                x.astype(jnp.float32),
-                kernel.astype(jnp.float32),
-                precision=jax.lax.Precision.HIGHEST,
-            )
-            return route_sigmoid(logits, self.bias[...], self.config)
+        config, kernel = self.config, self.kernel[...]
+        exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        sigmoid = config.router == "sigmoid"
+        # LLaDA2's logits are fp32: products of bfloat16 are exact, and their sums are fp32 anyway.
         # SDAR-MoE rounds its logits, and then the weights, to the model's dtype.
-        precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-        logits = jnp.dot(x, kernel, precision=precision).astype(jnp.float32)
-        weights, ids = route_softmax(logits, self.config)
-        return weights.astype(x.dtype).astype(jnp.float32), ids
+        kind = jnp.float32 if sigmoid else x.dtype
+        logits = jnp.dot(x, kernel, precision=exact, preferred_element_type=kind)
+        logits = logits.astype(jnp.float32)
+        bias = self.bias[...] if sigmoid else None
+        if counts(config, x.dtype):
+            weights, ids = routing_kernels.choose(logits, bias, config)
+        elif bias is not None:
+            weights, ids = route_sigmoid(logits, bias, config)
+        else:
+            weights, ids = route_softmax(logits, config)
+        return weights if sigmoid else weights.astype(x.dtype).astype(jnp.float32), ids
+
+
+def counts(config: ExpertsConfig, dtype: jnp.dtype) -> bool:
+    """Whether the router's kernel applies: half precision on CUDA, powers of two."""
+    sizes = (config.count, config.groups)
+    return (
+        jax.default_backend() == "gpu"
+        and dtype == jnp.bfloat16
+        and all(size & (size - 1) == 0 for size in sizes)
+        and config.count >= 16
+    )
 
 
 class Experts(nnx.Module):
@@ -152,7 +161,7 @@ def mix(
       weights: float32 [T, k]; ``ids``: int32 [T, k], no expert twice for a token.
       gate, up: [E, hidden, inner]; ``down``: [E, inner, hidden].
       implementation: "reference" computes every expert for every token; "grouped" runs anywhere
-        and computes what is taken; "tokamax" is the fastest on a CUDA device, in bfloat16. None
+        and computes what is taken; "kernels" is the fastest on a CUDA device, in bfloat16. None
         takes ``default_implementation``.
 
     Returns:
@@ -161,31 +170,36 @@ def mix(
     Raises:
       ValueError: the implementation is unknown or does not apply here.
     """
+    count, hidden, inner = gate.shape
     if implementation is None:
-        implementation, _ = default_implementation(x.dtype, None, gate.shape[1], gate.shape[2])
-    elif reason := obstacle(implementation, x.dtype, None, gate.shape[1], gate.shape[2]):
+        implementation, _ = default_implementation(x.dtype, None, count, hidden, inner)
+    elif reason := obstacle(implementation, x.dtype, None, count, hidden, inner):
         raise ValueError(f"experts cannot use {implementation}: {reason}")
     if implementation == "reference":
         return _everywhere(x, weights, ids, gate, up, down)
-    run = functools.partial(grouped.run, weights=weights, ids=ids, gate=gate, up=up, down=down)
-    if implementation == "tokamax":
-        return run(grouped.ragged, x)
+    arguments = {"weights": weights, "ids": ids, "gate": gate, "up": up, "down": down}
+    if implementation == "kernels":
+        return grouped.run(expert_kernels.expert_rows, routing_kernels.place, x, **arguments)
     return jax.lax.platform_dependent(
         x,
-        cpu=functools.partial(run, grouped.tiled),
-        default=functools.partial(run, grouped.padded),
+        cpu=functools.partial(grouped.run, grouped.tiled, assign, **arguments),
+        default=functools.partial(grouped.run, grouped.padded, assign, **arguments),
     )
 
 
 def default_implementation(
-    dtype: jnp.dtype, platform: str | None = None, hidden: int = 2048, inner: int = 512
+    dtype: jnp.dtype,
+    platform: str | None = None,
+    count: int = 256,
+    hidden: int = 2048,
+    inner: int = 512,
 ) -> tuple[Implementation, str]:
     """The implementation that ``mix`` takes when it is left the choice.
 
     Args:
       dtype: of the weights.
       platform: of the device, as ``jax.Device.platform``; None for the default device.
-      hidden, inner: widths of the network and of one expert.
+      count: experts of a layer; ``hidden``, ``inner``: widths of the network and of one expert.
 
     Returns:
       its name and, in a few words, why it is that one.
@@ -195,15 +209,20 @@ def default_implementation(
     """
     forced = os.environ.get("HERALD_EXPERTS")
     if forced:
-        if reason := obstacle(forced, dtype, platform, hidden, inner):
+        if reason := obstacle(forced, dtype, platform, count, hidden, inner):
             raise ValueError(f"HERALD_EXPERTS: experts cannot use {forced}: {reason}")
         return forced, "HERALD_EXPERTS"  # type: ignore[return-value]
-    reason = obstacle("tokamax", dtype, platform, hidden, inner)
-    return ("grouped", reason) if reason else ("tokamax", "bfloat16 on a CUDA device")
+    reason = obstacle("kernels", dtype, platform, count, hidden, inner)
+    return ("grouped", reason) if reason else ("kernels", "bfloat16 on a CUDA device")
 
 
 def obstacle(
-    implementation: str, dtype: jnp.dtype, platform: str | None, hidden: int, inner: int
+    implementation: str,
+    dtype: jnp.dtype,
+    platform: str | None,
+    count: int,
+    hidden: int,
+    inner: int,
 ) -> str | None:
     """Why an implementation cannot be used, in a few words; None where it can.
 
@@ -211,46 +230,18 @@ def obstacle(
     """
     if implementation not in get_args(Implementation):
         return f"there are only {', '.join(get_args(Implementation))}"
-    if implementation != "tokamax":
+    if implementation != "kernels":
         return None
     if (platform or jax.default_backend()) not in ("gpu", "cuda"):
         return "the device is not a CUDA GPU"
     if dtype != jnp.bfloat16:
-        return f"tokamax multiplies bfloat16, not {jnp.dtype(dtype).name}"
-    if hidden % HIDDEN_STEP or inner % INNER_STEP:
-        return (
-            f"tokamax needs widths in steps of {HIDDEN_STEP} (hidden) and {INNER_STEP} (inner), "
-            f"not {hidden} and {inner}"
-        )
-    return tokamax_obstacle()
-
-
-@functools.cache
-def tokamax_obstacle() -> str | None:
-    """Whether tokamax imports and has a kernel for this device, asked once a process."""
-    if PYTHON < (3, 12):
-        return "tokamax needs Python 3.12"
-    try:
-        import tokamax  # noqa: F401
-    except ModuleNotFoundError as error:
-        missing = f" ({error.name} is missing)" if error.name != "tokamax" else ""
-        return f"tokamax is not installed{missing}: pip install 'herald-jax[cuda-moe]'"
-    except Exception as error:  # Made for another version of JAX it fails in any way.
-        return f"tokamax does not import: {_first_line(error)}"
-
-    def probe() -> jax.Array:
-        x, wide = jnp.zeros((8, 128), jnp.bfloat16), jnp.zeros((1, 128, 128), jnp.bfloat16)
-        return grouped.ragged(x, grouped.assign(jnp.zeros((8, 1), jnp.int32), 1), wide, wide, wide)
-
-    try:
-        jax.eval_shape(probe)
-    except Exception as error:  # Kernels refuse a device as they like.
-        return f"tokamax refuses this device: {_first_line(error)}"
+        return f"the kernels multiply bfloat16, not {jnp.dtype(dtype).name}"
+    step = expert_kernels.WIDTH_STEP
+    if hidden % step or inner % step:
+        return f"the kernels need widths in steps of {step}, not {hidden} and {inner}"
+    if count < 16 or count & (count - 1):
+        return f"the kernels need a power of two of at least 16 experts, not {count}"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _everywhere(

@@ -1,0 +1,232 @@
+"""Tokens a second while decoding, by method, context and batch: the paper's tables and figures.
+
+    python -m benchmarks.decode --preset headline --json decode.json --plot decode.png
+
+Weights are random, prompts are not read: caches and the host's pool are filled with random keys and
+values. Every point runs real blocks of the engine, T steps and the commit, and then some with
+selection switched off ("ideal"): nothing is retrieved, copied or refined. Tokens a second are those
+of the median block. A preset's telling points come first; a run that was interrupted goes on where
+its JSON file ends, and a point that does not fit is named and left out. What reading the prompts
+costs beside this is the end-to-end benchmark's matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decode_points import PRESETS, Point
+from benchmarks.environment import arguments, check_output, write
+
+WARM_UP_BLOCKS = 2
+IDEAL_BLOCKS = 3
+
+
+def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
+    """One row.
+
+    Raises:
+      EngineError, MemoryError: the point does not fit.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks.random_session import RandomSession
+    from benchmarks.shapes import SHAPES
+    from herald_jax import Budget, EngineConfig
+    from herald_jax.engine.errors import EngineError
+    from herald_jax.engine.sizing import Sizing
+
+    config, dtype = SHAPES[point.model], jnp.dtype(options.dtype)
+    blocks = WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 1
+    engine = EngineConfig(
+        method=point.method,
+        budget=Budget(point.budget, point.tokens),
+        candidates_ratio=point.candidates_ratio,
+        key_index=point.key_index,
+        max_batch=1,
+        threads=options.threads,
+        layer_group=options.layer_group,
+        device_memory=options.device_bytes,
+        host_memory=options.host_bytes,
+        timeout=120.0,
+    )
+    sizing = Sizing(config, engine, dtype)
+    length = point.context + (blocks + 1) * config.block_size
+    largest = sizing.largest_batch(point.method, length)
+    batch = point.batch or largest
+    if not 0 < batch <= largest:
+        raise EngineError(f"batch {batch or 1} is more than the {largest} that fit")
+    engine = dataclasses.replace(engine, max_batch=batch)
+    began = time.perf_counter()
+    made = RandomSession(
+        config,
+        stack,
+        point.method,
+        engine,
+        context=point.context,
+        blocks=blocks,
+        steps=point.steps,
+        dtype=dtype,
+    )
+    try:
+        filled = time.perf_counter()
+        made.run(WARM_UP_BLOCKS)
+        warm = time.perf_counter()
+        run = made.run(options.blocks)
+        made.stop_selecting()
+        made.run(1)
+        ideal = made.run(IDEAL_BLOCKS)
+        shape, plan = made.shape, sizing.plan(made.shape)
+        stats = jax.devices()[0].memory_stats() or {}
+        scanned = plan.key_index or plan.host_pool
+        row = {
+            "point": point.name,
+            "method": point.method,
+            "model": point.model,
+            "host": f"{os.cpu_count()} CPUs",
+            "context": point.context,
+            "batch": batch,
+            "block": config.block_size,
+            "steps": point.steps,
+            "budget": point.budget if point.tokens is None else f"{point.tokens} tokens",
+            "candidates_ratio": sizing.candidates_ratio(point.method),
+            "key_index": sizing.key_index(point.method),
+            "exact_layers": sizing.exact_layers(point.method),
+            "dtype": options.dtype,
+            "device_memory_gb": options.device_bytes and options.device_bytes / 1e9,
+            "tokens_per_second": round(run.tokens_per_second, 1),
+            "block_ms": round(1e3 * run.median, 2),
+            "step_ms": round(1e3 * run.median / run.passes, 3),
+            "retrieval_ms": round(1e3 * run.retrieval, 2),
+            "stall_fraction": round(run.stall, 4),
+            "ideal_tokens_per_second": round(ideal.tokens_per_second, 1),
+            "of_ideal": round(run.tokens_per_second / ideal.tokens_per_second, 3),
+            "host_gb_per_s": round(scanned / run.retrieval / 1e9, 1) if run.retrieval else None,
+            "device_bytes": shape.device_bytes,
+            "device_bytes_planned": plan.device_bytes,
+            "device_bytes_peak": stats.get("peak_bytes_in_use"),
+            "host_bytes": made.session.host_kv_bytes,
+            "fill_seconds": round(filled - began, 1),
+            "warm_up_seconds": round(warm - filled, 1),
+            "block_seconds": [round(seconds, 4) for seconds in run.seconds],
+        }
+    finally:
+        made.close()
+        del made
+        gc.collect()
+    return row
+
+
+def points(options: Any) -> list[Point]:
+    """The preset's points, or small ones."""
+    found = [point for name in options.preset for point in PRESETS[name]()]
+    changes = {
+        "steps": options.steps,
+        "candidates_ratio": options.candidates_ratio,
+        "batch": options.batch,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    refining = ("herald-merged", "merged-drafted")
+    made = []
+    for point in found:
+        own = dict(given)
+        if point.method not in refining:
+            own.pop("candidates_ratio", None)
+        if options.quick:
+            own |= {"model": "tiny", "context": 2048, "batch": 2}
+        made.append(dataclasses.replace(point, **own))
+    kept = [
+        p
+        for p in dict.fromkeys(made)
+        if (not options.models or p.model in options.models or options.quick)
+        and (not options.methods or p.method in options.methods)
+        and (not options.contexts or p.context in options.contexts or options.quick)
+    ]
+    return kept[: 2 if options.quick else None]
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["headline"])
+    parser.add_argument("--models", nargs="*", default=[], help="only these")
+    parser.add_argument("--methods", nargs="*", default=[], help="only these")
+    parser.add_argument("--contexts", nargs="*", type=int, default=[], help="only these")
+    parser.add_argument("--batch", type=int, help="this batch instead of the preset's")
+    parser.add_argument("--steps", type=int, help="this T instead of the preset's")
+    parser.add_argument("--blocks", type=int, default=5, help="measured blocks")
+    parser.add_argument("--candidates-ratio", type=float, help="C / K of methods that refine")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--layer-group", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=None, help="host kernel threads")
+    parser.add_argument("--device-memory", default="80GB", help="arena, or 'all'")
+    parser.add_argument("--host-memory", default=None)
+    options = parser.parse_args()
+    if options.quick:
+        options.dtype, options.blocks, options.device_memory = "float32", 2, "all"
+    check_output(options.json, options.plot)
+    from herald_jax.cli.options import read_size
+    from herald_jax.cli.platform import prepare_platform
+
+    whole = options.device_memory == "all"
+    options.device_bytes = None if whole else read_size(options.device_memory, "--device-memory")
+    options.host_bytes = read_size(options.host_memory, "--host-memory")
+    prepare_platform(options.device_bytes)
+    rows, skipped = _known(options.json), []
+    done = {(row["point"], row["device_memory_gb"]) for row in rows}
+    settings = {key: str(value) for key, value in vars(options).items()}
+    limit = options.device_bytes and options.device_bytes / 1e9
+    model, stack = None, None
+    wanted = points(options)
+    for at, point in enumerate(wanted):
+        if (point.name, limit) in done:
+            continue
+        if point.model != model:
+            stack = None
+            gc.collect()
+            model, stack = point.model, _stack(point.model, options.dtype)
+        print(f"[{at + 1}/{len(wanted)}] {point.name}", file=sys.stderr, flush=True)
+        try:
+            row = measure(point, stack, options)
+        except (MemoryError, RuntimeError) as error:
+            skipped.append(f"{point.name}: {str(error).splitlines()[0]}")
+            print(f"left out: {skipped[-1]}", file=sys.stderr, flush=True)
+            continue
+        rows.append(row)
+        shown = ("batch", "tokens_per_second", "of_ideal", "stall_fraction", "step_ms")
+        print({key: row[key] for key in (*shown, "retrieval_ms")}, flush=True)
+        if options.json:
+            write(options.json, settings | {"left_out": skipped}, rows)
+    if not options.json:
+        write(None, settings | {"left_out": skipped}, rows)
+    if options.plot and rows:
+        from benchmarks.decode_plot import draw
+
+        draw(options.plot, rows)
+
+
+def _known(path: Path | None) -> list[dict[str, Any]]:
+    """Rows of an earlier run."""
+    if path is None or not path.exists():
+        return []
+    return list(json.loads(path.read_text())["rows"])
+
+
+def _stack(model: str, dtype: str) -> Any:
+    import jax
+
+    from benchmarks.shapes import SHAPES, random_model
+    from herald_jax.engine.stack import LayerStack
+
+    return LayerStack(random_model(SHAPES[model], dtype), jax.devices()[0])
+
+
+if __name__ == "__main__":
+    main()

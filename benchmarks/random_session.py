@@ -1,0 +1,179 @@
+"""A sized engine whose caches hold random numbers: decoding at long contexts without a prefill."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+import host_kernels
+from benchmarks.shapes import random_cache
+from herald_jax import EngineConfig, GenerationConfig
+from herald_jax.engine.errors import EngineError
+from herald_jax.engine.request import Request, Result, Slot
+from herald_jax.engine.session import Session
+from herald_jax.engine.sizing import Sizing
+from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.timeline import Timeline
+from herald_jax.kv.full_pool import Booking
+from herald_jax.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a run of blocks took.
+
+    Attributes:
+      seconds: of each block; ``passes``: forwards of a block, T and the commit.
+      stall: share of the time that the main stream waited at block boundaries.
+      retrieval: seconds of retrieval a block, mean.
+      tokens_per_second: of the median block.
+    """
+
+    seconds: list[float]
+    passes: float
+    stall: float
+    retrieval: float
+    tokens_per_second: float
+
+    @property
+    def median(self) -> float:
+        """Seconds of the median block."""
+        return statistics.median(self.seconds)
+
+
+class RandomSession:
+    """A session every slot of which is full, at one context length."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        stack: LayerStack,
+        method: str,
+        engine: EngineConfig,
+        *,
+        context: int,
+        blocks: int,
+        steps: int,
+        dtype: np.dtype,
+        trace: bool = False,
+    ) -> None:
+        """Allocates and fills.
+
+        Args:
+          context: tokens before the first block; ``blocks``: how many will be run.
+          steps: T.
+
+        Raises:
+          EngineError: it does not fit.
+          MemoryError: host memory does not hold it.
+        """
+        self.config = config
+        block = config.block_size
+        length = context + (blocks + 1) * block
+        sizing = Sizing(config, engine, dtype)
+        self.shape = sizing.shape(method, length)
+        selector = sizing.selector(method)
+        host_bytes = sizing.host_pool_bytes(method, self.shape)
+        need = sizing.plan(self.shape).booked
+        if host_bytes < need:
+            raise EngineError(f"the host holds {host_bytes} of {need} bytes for {method}")
+        self.timeline = Timeline(trace)
+        self.session = Session(
+            config,
+            stack,
+            self.shape,
+            selector,
+            engine,
+            GenerationConfig(steps=steps, stop_token_ids=()),
+            sampled=False,
+            host_bytes=host_bytes,
+            device=jax.devices()[0],
+            timeline=self.timeline,
+        )
+        session = self.session
+        session.cache.exact = random_cache(session.cache.exact)
+        session.cache.pool = random_cache(session.cache.pool)
+        for index in range(self.shape.slots):
+            request = Request(str(index), np.zeros(context, np.int32), length - context)
+            booking = None
+            if self.shape.sparse_layers:
+                booking = session.full_pool.book(request.id, length)
+            slot = Slot(request, booking, Result(request.id), start=context)
+            slot.selected = self.shape.candidates
+            session.batch.slots[index] = slot
+        self._fill([slot.booking for _, slot in session.batch.active() if slot.booking is not None])
+
+    def _fill(self, bookings: list[Booking]) -> None:
+        """Random keys and values, other ones for every layer and head, and their index."""
+        if not bookings:
+            return
+        rng = np.random.default_rng(0)
+        shape = bookings[0].extents[0].shape
+        # Numbers of one long line, read from another place by everyone who needs some.
+        line = rng.standard_normal(1 << 24, np.float32).astype(self.shape.dtype)
+        layers = range(self.shape.sparse_layers)
+        starts = rng.integers(0, len(line), (len(bookings), len(layers)))
+
+        def fill(at: tuple[int, int]) -> None:
+            n, layer = at
+            flat = bookings[n].extents[layer].reshape(-1)
+            start, done = int(starts[n, layer]), 0
+            while done < len(flat):
+                part = line[start : start + len(flat) - done]
+                flat[done : done + len(part)] = part
+                start, done = 0, done + len(part)
+
+        with ThreadPoolExecutor(host_kernels.thread_count()) as threads:
+            list(threads.map(fill, itertools.product(range(len(bookings)), layers)))
+        if not bookings[0].index:
+            return
+        count = len(bookings)
+        every = np.full(count, shape[2], np.int32)
+        for layer in layers:
+            extents = [booking.extents[layer] for booking in bookings]
+            index = [booking.index[layer] for booking in bookings]
+            host_kernels.index_rows(extents, index, np.zeros(count, np.int32), every)
+
+    def run(self, count: int) -> Blocks:
+        """Runs blocks, every slot moving on by one each time."""
+        timeline, session = self.timeline, self.session
+        stall, retrieval = timeline.stall_seconds, timeline.retrieval_seconds
+        steps, seconds = timeline.steps, []
+        for _ in range(count):
+            began = time.perf_counter()
+            _, broken, failures = session.run_block()
+            seconds.append(time.perf_counter() - began)
+            if failures or broken.any():
+                raise EngineError(next(iter(failures.values()), "the output is not finite numbers"))
+            for _, slot in session.batch.active():
+                slot.start += self.config.block_size
+        block = self.config.block_size
+        return Blocks(
+            seconds,
+            (timeline.steps - steps) / count,
+            (timeline.stall_seconds - stall) / sum(seconds),
+            (timeline.retrieval_seconds - retrieval) / count,
+            self.shape.slots * block / statistics.median(seconds),
+        )
+
+    def stop_selecting(self) -> None:
+        """Every later block attends the pool at hand: nothing is retrieved, copied or refined."""
+        if self.session.handover is not None:
+            self.session.handover.abandon()
+        self.session.handover = None
+        self.session.current = None
+        self.session.main.current = None
+
+    def close(self) -> None:
+        """Frees everything, device buffers too."""
+        if self.session.retrieval is not None:
+            self.session.retrieval.close()
+        self.session.close()
+        self.session.cache.exact, self.session.cache.pool = [], []
+        self.session.cache.candidates = []
