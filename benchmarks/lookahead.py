@@ -13,8 +13,10 @@ import numpy as np
 
 from benchmarks import estimators, key_indexes
 from benchmarks.drafted import Drafted, drafted
+from benchmarks.speculated import speculated
 from benchmarks.trajectories import Ahead, Block, Network, Trajectory, look_ahead
 from herald_jax.kv.budget import Budget
+from herald_jax.selection.infinigen import partial_importance
 
 #: What block n is while a selector looks ahead, for one query and for all B of them. The last of
 #: each is only known once block n is done; ``mage`` selects at step 0 of block n+1 itself.
@@ -84,6 +86,7 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
         name: drafted(network, trajectory, number, fraction)
         for name, fraction in (("pool", case.pool), ("prefix", None))
     }
+    known = speculated(network, trajectory, following)
     layers = []
     for layer in range(network.config.exact_layers, network.config.num_layers):
         view = LayerView(network, trajectory, now, following, layer, case)
@@ -91,6 +94,7 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
         for name, (made, length) in seen.items():
             everyone = np.ones(made.queries.shape[1], bool)
             ahead[name] = view.score(made.queries[layer], everyone, made.cache[layer][0][0], length)
+        ahead["infinigen"] = view.partly(known.queries[layer], known.projections[layer])
         layers.append(view.compare(ahead, over, seed + layer))
     return {name: np.stack([found[name] for found in layers]) for name in layers[0]}
 
@@ -123,6 +127,11 @@ class LayerView:
             keys, length = self.keys, self.prefix
         return np.asarray(estimators.importance(q, keys, length, voters))[:, : self.prefix]
 
+    def partly(self, q: np.ndarray, projection: np.ndarray) -> np.ndarray:
+        """Importance [H, P] of one query [H_q, D] over committed rows, in some channels."""
+        keys = np.asarray(self.keys[: self.following.start])
+        return partial_importance(q, keys, projection, len(keys))[:, : self.prefix]
+
     def _buffer(self, step: int) -> tuple[jax.Array, int]:
         """Keys that block n+1 attends at a step, its own at their rows, and how many."""
         own = self.following.keys[step][self.layer]
@@ -138,7 +147,7 @@ class LayerView:
         """Judges the selections by both oracles, and key indexes by the exact scan.
 
         Args:
-          ahead: scores [H, P] of the selectors that look ahead with [MASK] queries.
+          ahead: scores [H, P] of the selectors that ask with [MASK] queries.
           over: the drafted queries, by what they attended.
           seed: of the random control.
 

@@ -107,9 +107,14 @@ class Block:
 class Trajectory:
     """A prompt's decoded blocks and the final cache: committed rows never change."""
 
-    prompt_length: int
+    prompt: np.ndarray
     blocks: list[Block]
     cache: Cache
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
 
     @property
     def generated(self) -> list[int]:
@@ -223,7 +228,7 @@ def decode(
         done.append(block)
         if set(block.tokens[len(head) :].tolist()) & set(stops):
             break
-    return Trajectory(len(prompt), done, cache)
+    return Trajectory(np.array(prompt, np.int32), done, cache)
 
 
 def _denoise(

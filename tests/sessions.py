@@ -13,11 +13,11 @@ from host_kernels import reference
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
 
 
-def start(method: str, lengths=(112, 90), seed: int = 0, budget: float = 0.25):
+def start(method: str, lengths=(112, 90), seed: int = 0, budget: float = 0.25, **options):
     """A session of two slots with some filled; always of one size, to compile little."""
     given = prompts(lengths, seed=seed)
     requests = [Request(str(n), np.array(p, np.int32), 40) for n, p in enumerate(given)]
-    session = engine(method, budget, max_batch=2)._prepare(requests, RULE)
+    session = engine(method, budget, max_batch=2, **options)._prepare(requests, RULE)
     for index, request in enumerate(requests):
         session.admit(index, request)
     return session

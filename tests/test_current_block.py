@@ -1,4 +1,4 @@
-"""What mage and oracle choose, against the definition over random inputs."""
+"""What mage (streamed or not) and oracle choose, against the definition over random inputs."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_mage_reuses_step_0s_selection_and_oracle_does_not():
             np.array_equal(mine, theirs) for mine, theirs in zip(first[0], last, strict=True)
         )
         session.close()
-    assert pools == {"mage": True, "oracle": False}
+    assert pools == {"mage": True, "mage-offload": True, "oracle": False}
 
 
 @pytest.mark.parametrize("method", CURRENT)
@@ -207,8 +207,18 @@ def test_a_broken_prefix_fails_its_request_alone(method):
     assert made.session.full_pool.used == 0
 
 
+def test_all_ways_of_mage_decode_alike():
+    """Streamed, on the device layer by layer, or on the CPU: one selection, one answer."""
+    given = prompts((150, 60, 50, 6, 1))
+    made = {
+        method: answers(engine(method, 0.2, max_batch=2), given, RULE)
+        for method in ("mage", "mage-offload", "mage-offload-cpu")
+    }
+    assert made["mage"] == made["mage-offload"] == made["mage-offload-cpu"]
+
+
 def test_an_unknown_selector_names_the_known_ones():
-    with pytest.raises(ValueError, match="mage, oracle"):
+    with pytest.raises(ValueError, match="mage, mage-offload, oracle"):
         make_selector("quest")
 
 

@@ -429,12 +429,14 @@ def test_booked_equals_planned(method, transfer):
     assert sum(part.nbytes for part in staging) == plan.staging
     session.cache.reset_pool()
     held = sum(b.nbytes for pair in session.cache.pool for b in pair)
+    assert held == shape.pool_bytes
     # What changes hold on the device at their peak is measured in test_changes.py.
-    incoming = shape.refined_bytes + shape.incoming_bytes if shape.changes else plan.staging
-    if shape.refines and not shape.changes:
-        # Step 0 keeps the best candidates before any of the next block arrive.
-        held -= shape.layer_bytes(shape.candidates - shape.selected) * shape.sparse_layers
-    assert held + incoming == plan.pools
+    if not (shape.changes or shape.within_step):
+        assert shape.incoming_bytes == plan.staging
+    partial = getattr(session.current, "partial", None)
+    assert shape.partial_bytes == (partial.nbytes if partial else 0)
+    assert shape.active_bytes + shape.incoming_bytes + shape.partial_bytes == plan.pools
+    assert shape.refines or shape.changes or shape.active_bytes == held
     weights = made.stack.parameter_bytes
     assert weights == plan.weights
 

@@ -104,7 +104,13 @@ def test_full_budget_equals_dense_for_any_exact_layers(exact, dense):
 # -- 2: cached KV of a committed block equals KV recomputed from its final tokens -----------------
 
 
-@pytest.mark.parametrize("method", ["dense", "herald-draft", "herald-merged", "mage", "oracle"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("dense", "herald-draft", "herald-merged", "mage", "oracle", "mage-offload-cpu"),
+        pytest.param("infinigen", marks=pytest.mark.slow),
+    ],
+)
 def test_committed_kv_equals_recomputed(method):
     """InternLM/lmdeploy#4082: the pass that stores a finished block's KV is not skipped."""
     session = start_session(method, requests_of((19, 40), 48), RULES["dynamic"])
@@ -413,6 +419,7 @@ SHALLOW = dataclasses.replace(TINY, num_layers=2, exact_layers=1, vocab_size=99)
         ("merged-drafted", {}),
         ("mage", {}),
         ("oracle", {}),
+        ("infinigen", {}),
     ],
 )
 def test_no_compilation_after_warm_up(method, options):

@@ -14,6 +14,7 @@ from networks import TINY, answers, engine, prompts, tiny_model
 
 from benchmarks import estimators, lookahead, recall
 from benchmarks.drafted import drafted
+from benchmarks.speculated import speculated
 from benchmarks.trajectories import Network, decode, look_ahead
 from herald_jax import GenerationConfig
 from herald_jax.models.attention import attend_blocks
@@ -242,6 +243,30 @@ def test_drafted_queries_and_their_mass_equal_the_engines(network, trajectory, c
         scores = estimators.importance(merged, keys, len(keys), np.ones(parts, bool))
         wanted = reference.importance(q, extent, start, elsewhere=elsewhere)
         np.testing.assert_allclose(parts * scores[:, :start], wanted, atol=1e-3)
+
+
+def test_speculated_queries_are_those_of_the_layer_before(network, trajectory):
+    """Layer 1's own projection of what layer 0 attends with, at the masked rows of step 0."""
+    block, model = trajectory.blocks[2], tiny_model()
+    made = speculated(network, trajectory, block)
+    tokens = np.where(block.masked[0], TINY.mask_token_id, block.tokens)
+    normed = model.layers[0].input_norm(model.embed(jnp.asarray(tokens)[None]))
+    positions = jnp.arange(block.start, block.start + BLOCK)[None]
+    for layer in (0, 1):
+        q = model.layers[layer].attention.qkv(normed, positions)[0][0]
+        np.testing.assert_allclose(
+            made.queries[layer], np.asarray(q)[block.masked[0]].mean(0), atol=1e-4
+        )
+
+
+@pytest.mark.slow
+def test_speculation_is_calibrated_as_the_engine_is(network, trajectory):
+    made = engine("infinigen", max_batch=1)
+    answers(made, prompts([90])[:1], FORCED)
+    wanted = speculated(network, trajectory, trajectory.blocks[1]).projections
+    for layer, part in zip(SPARSE, made.session.current.partial.projections, strict=True):
+        # Singular vectors and their opposites serve alike.
+        np.testing.assert_allclose(np.abs(part[0]), np.abs(wanted[layer]), atol=2e-3)
 
 
 CASE = lookahead.Case((0.4, 0.6, 1.0), (1.5, 2.0))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from herald_jax.diffusion.draft import draft, representative_position
-from herald_jax.engine.current_block import CurrentBlock
+from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
@@ -59,7 +59,7 @@ class MainStream:
     """Runs the step programs over the device's cache.
 
     Attributes:
-      current: runs the sparse layers of steps that read whole layers, where there are any.
+      current: runs the sparse layers of steps that select for their own block, if any do.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class MainStream:
         queue_depth: int,
         timeout: float,
         timeline: Timeline,
-        current: CurrentBlock | None = None,
+        current: BlockSelection | None = None,
     ) -> None:
         self.stack, self.programs, self.cache, self.current = stack, programs, cache, current
         self.timeout, self.timeline = timeout, timeline
         exact = cache.shape.exact_layers
-        self.exact_groups = stack.groups(0, exact, layer_group)
+        self.exact_groups = stack.groups(0, exact, layer_group if current is None else 1)
         self.pool_groups = stack.groups(exact, len(stack), layer_group)
         self.block = programs.block
         self.queue_depth = queue_depth
@@ -152,6 +152,8 @@ class MainStream:
 
     def _exact(self, x: jax.Array, state: BlockState) -> jax.Array:
         for group in self.exact_groups:
+            if self.current is not None:
+                self.current.enters(group.first, x, state)
             program = self.stack.on_layers(self.programs.exact_step, group, donate=[0])
             part = slice(group.first, group.last)
             x, self.cache.exact[part] = program(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.prefill_programs import PrefillPrograms, place
 from herald_jax.engine.request import Request, Result, Slot
 from herald_jax.engine.stack import LayerGroup, LayerStack
@@ -36,6 +37,7 @@ class Prefill:
         cache: DeviceCache,
         *,
         selector: Selector | None,
+        current: BlockSelection | None = None,
         budget: Budget,
         chunk: int,
         layer_group: int | None,
@@ -43,7 +45,7 @@ class Prefill:
         timeline: Timeline,
     ) -> None:
         self.stack, self.programs, self.cache = stack, programs, cache
-        self.selector, self.budget = selector, budget
+        self.selector, self.current, self.budget = selector, current, budget
         self.timeout, self.timeline = timeout, timeline
         shape, block = cache.shape, programs.block
         self.chunk = max(1, min(chunk, shape.rows) // block) * block
@@ -85,6 +87,8 @@ class Prefill:
         whole = len(prompt) // block * block
         slot.start, slot.selected = whole, 0
         if whole == 0:
+            if self.current is not None:
+                self.current.prefilled(index, slot, [])
             return
         with self.timeline.span("main", "prefill"):
             buffers = self._read(prompt[:whole], slot, rows or self.rows_for(len(prompt)))
@@ -94,7 +98,9 @@ class Prefill:
             if self.cache.shape.sparse_layers:
                 select_len = whole - block
                 slot.selected = self.budget.entries(select_len)
-                if not self.cache.shape.whole_layers:
+                if self.current is not None:
+                    self.current.prefilled(index, slot, buffers)
+                else:
                     pools = self._select(slot, buffers, select_len)
                     self.cache.pool = place(self.cache.pool, pools, at)
             # Prefill time must not pass for decoding time.

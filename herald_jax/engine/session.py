@@ -11,8 +11,8 @@ import host_kernels
 from herald_jax.diffusion.accept import AcceptRule
 from herald_jax.diffusion.rules import Rule
 from herald_jax.engine.batch import Batch
+from herald_jax.engine.block_methods import block_selection
 from herald_jax.engine.config import EngineConfig, GenerationConfig
-from herald_jax.engine.current_block import CurrentBlock, CurrentBlockPrograms
 from herald_jax.engine.handover import Handover
 from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
@@ -26,11 +26,7 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import (
-    CurrentBlockSelector,
-    QueryOnceSelector,
-    Selector,
-)
+from herald_jax.selection import QueryOnceSelector, Selector
 
 SPARE_CORES = 3
 
@@ -86,16 +82,9 @@ class Session:
         )
         group = config.layer_group or (4 if accelerator else None)
         depth = (2 if accelerator else 0) if config.queue_depth is None else config.queue_depth
-        self.current: CurrentBlock | None = None
-        if isinstance(selector, CurrentBlockSelector):
-            self.current = CurrentBlock(
-                selector,
-                stack,
-                CurrentBlockPrograms(model, config.sinks, shape.selected, selector.every_step),
-                self.cache,
-                timeout=config.timeout,
-                timeline=timeline,
-            )
+        self.current = block_selection(
+            selector, stack, self._step_programs(self.rule, sampled), self.cache, config, timeline
+        )
         self.main = MainStream(
             stack,
             self._step_programs(self.rule, sampled),
@@ -111,6 +100,7 @@ class Session:
             PrefillPrograms(model, sinks=config.sinks, selected=shape.selected),
             self.cache,
             selector=selector,
+            current=self.current,
             budget=config.budget,
             chunk=config.chunk(device.platform),
             layer_group=group,
@@ -218,6 +208,8 @@ class Session:
         self.cache.clear(index)
         if self.handover is not None:
             self.handover.clear(index)
+        if self.current is not None:
+            self.current.clear(index)
 
     def run_block(self) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
         """Denoises and commits the current block of every slot and fetches the next pool.
@@ -283,6 +275,8 @@ class Session:
         """Empties every slot, once no retrieval reads their bookings any more."""
         if self.handover is not None:
             self.handover.abandon()
+        if self.current is not None:
+            self.current.abandon()
         for index, _ in list(self.batch.active()):
             self.retire(index)
 

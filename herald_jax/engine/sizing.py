@@ -14,7 +14,14 @@ from herald_jax.kv.host_memory import format_bytes, host_memory_room
 from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
 from herald_jax.models import attention_kernel, head_kernel
 from herald_jax.models.config import ModelConfig
-from herald_jax.selection import BEYOND_DENSE, CurrentBlockSelector, Selector, make_selector
+from herald_jax.selection import (
+    BEYOND_DENSE,
+    CurrentBlockSelector,
+    HostBlockSelector,
+    LayerAheadSelector,
+    Selector,
+    make_selector,
+)
 
 
 class Sizing:
@@ -80,7 +87,13 @@ class Sizing:
             budget=self.config.budget,
             candidates_ratio=1.0 if selector is None else selector.candidates_ratio,
             dtype=self.dtype,
-            whole_layers=isinstance(selector, CurrentBlockSelector),
+            whole_layers=selector.in_flight if isinstance(selector, CurrentBlockSelector) else 0,
+            within_step=isinstance(selector, HostBlockSelector | LayerAheadSelector),
+            partial_channels=(
+                selector.channels(self.model.head_dim)
+                if isinstance(selector, LayerAheadSelector)
+                else 0
+            ),
             key_index=self.key_index(method) == "int8",
             changes=self.config.transfer == "changes",
         )

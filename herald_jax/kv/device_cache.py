@@ -23,8 +23,11 @@ class CacheShape:
       exact_layers, sparse_layers: how the network's layers are split.
       selected: K's capacity; ``candidates``: C's capacity, rows fetched per block.
       block_size, kv_heads, head_dim, dtype: of the network.
-      whole_layers: no idle pool is fetched; each sparse layer's whole KV comes when it is needed,
-        one layer at a time.
+      whole_layers: layers whose whole KV is on the device, or on its way there, at once; no idle
+        pool is fetched then. 0 for methods that never fetch whole layers.
+      within_step: no idle pool is fetched either, but a block's pool while its step 0 runs, in the
+        place of the pool before it.
+      partial_channels: P, channels of every key that stay on the device to choose by.
       key_index: the full pool keeps an int8 index of its keys.
       changes: between blocks only rows that the previous selection lacked are fetched.
     """
@@ -39,7 +42,9 @@ class CacheShape:
     kv_heads: int
     head_dim: int
     dtype: np.dtype
-    whole_layers: bool = False
+    whole_layers: int = 0
+    within_step: bool = False
+    partial_channels: int = 0
     key_index: bool = False
     changes: bool = False
 
@@ -110,12 +115,14 @@ class CacheShape:
 
     @property
     def incoming_bytes(self) -> int:
-        """Bytes on the device of what is on its way there: changes, idle pool or whole layer.
+        """Bytes on the device of what is on its way there: changes, idle pool or whole layers.
 
         At the boundary changes make a layer's new pool beside its old one.
         """
         if self.whole_layers:
-            return self.layer_bytes(self.rows)
+            return self.whole_layers * self.layer_bytes(self.rows)
+        if self.within_step:
+            return 0
         if self.changes:
             return self.changes_room + self.layer_bytes(self.pool_rows)
         return self.pool_bytes
@@ -125,12 +132,20 @@ class CacheShape:
         """Bytes on the host of what is on its way to the device."""
         if self.changes:
             return self.sparse_layers * self.change_bytes
-        return self.incoming_bytes
+        return self.pool_bytes if self.within_step else self.incoming_bytes
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of partial keys and, in float32, of what turns keys into them."""
+        keys = self.rows * self.dtype.itemsize + self.head_dim * 4
+        return self.sparse_layers * self.slots * self.kv_heads * self.partial_channels * keys
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of KV held on the device: exact buffers, active pool, and what is on its way."""
-        return self.exact_bytes + self.active_bytes + self.incoming_bytes
+        """Bytes of KV held on the device: exact buffers, active pool, what is on its way, part of
+        the keys."""
+        pools = self.active_bytes + self.incoming_bytes
+        return self.exact_bytes + pools + self.partial_bytes
 
 
 def zeros(layers: int, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> list[Buffer]:

@@ -25,13 +25,14 @@ class MemoryPlan:
     Attributes:
       weights: parameters on the device.
       exact, pools: KV of the exact layers; active sparse pool, and what is on its way to the next:
-        changes, an idle pool or, for selectors that read whole layers, one layer's KV.
+        changes, an idle pool or, for selectors that read whole layers, some layers' KV;
+        and the part of all keys that some choose by.
       prefill: what reading a prompt needs beyond what decoding holds, see ``plan``.
       workspace: a step's activations and its logits, in float32.
       host_pool: K and V rows of the full pool for all slots; ``key_index``: the index of its keys,
         where there is one.
-      staging: host buffers of what is on its way to the device: changes, an idle pool or one
-        layer's KV.
+      staging: host buffers of what is on its way to the device: changes, an idle pool or
+        whole layers' KV.
     """
 
     weights: int
@@ -73,7 +74,9 @@ def cache_shape(
     budget: Budget,
     candidates_ratio: float,
     dtype: np.dtype,
-    whole_layers: bool = False,
+    whole_layers: int = 0,
+    within_step: bool = False,
+    partial_channels: int = 0,
     key_index: bool = False,
     changes: bool = False,
 ) -> CacheShape:
@@ -99,9 +102,11 @@ def cache_shape(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=np.dtype(dtype),
-        whole_layers=whole_layers and sparse > 0,
+        whole_layers=min(whole_layers, sparse),
+        within_step=within_step,
+        partial_channels=partial_channels,
         key_index=key_index and sparse > 0,
-        changes=changes and candidates > 0 and not whole_layers,
+        changes=changes and candidates > 0 and not (whole_layers or within_step),
     )
 
 
@@ -138,7 +143,7 @@ def plan(
     """
     itemsize = shape.dtype.itemsize
     block, slots = config.block_size, shape.slots
-    pools = shape.active_bytes + shape.incoming_bytes
+    pools = shape.device_bytes - shape.exact_bytes
     heads, dim, layers = config.num_kv_heads, config.head_dim, config.num_layers
 
     vocabulary = config.vocab_size

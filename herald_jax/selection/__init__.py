@@ -5,8 +5,11 @@ from __future__ import annotations
 from herald_jax.selection.centre import Centre
 from herald_jax.selection.herald_draft import HeraldDraft
 from herald_jax.selection.herald_merged import HeraldMerged
+from herald_jax.selection.infinigen import Infinigen
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.mage import Mage
+from herald_jax.selection.mage_offload import MageOffload
+from herald_jax.selection.mage_offload_cpu import MageOffloadCpu
 from herald_jax.selection.merged import Merged
 from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.selection.merged_late import MergedLate
@@ -15,6 +18,8 @@ from herald_jax.selection.oracle import Oracle
 from herald_jax.selection.random import Random
 from herald_jax.selection.selector import (
     CurrentBlockSelector,
+    HostBlockSelector,
+    LayerAheadSelector,
     LayerSerialSelector,
     MergedQueries,
     QueryOnceSelector,
@@ -32,6 +37,9 @@ SELECTORS: dict[str, type[Selector]] = {
         MergedUnrotated,
         MergedLate,
         Mage,
+        MageOffload,
+        MageOffloadCpu,
+        Infinigen,
         Oracle,
         Centre,
         Random,
@@ -76,6 +84,8 @@ __all__ = [
     "BEYOND_DENSE",
     "SELECTORS",
     "CurrentBlockSelector",
+    "HostBlockSelector",
+    "LayerAheadSelector",
     "LayerSerialSelector",
     "MergedQueries",
     "QueryOnceSelector",

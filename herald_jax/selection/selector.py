@@ -9,7 +9,7 @@ import numpy as np
 
 from herald_jax.selection.job import SelectionJob
 
-Style = Literal["layer-serial", "query-once", "current-block"]
+Style = Literal["layer-serial", "query-once", "current-block", "layer-ahead", "host-block"]
 
 
 class Selector(abc.ABC):
@@ -141,13 +141,71 @@ class CurrentBlockSelector(Selector):
     """Exact: a block's own masked queries score its whole prefix, on the device.
 
     There is no retrieval stream. Each sparse layer's whole KV comes from the host when a step
-    needs it, and the K rows of highest importance are kept. The main stream waits meanwhile, so
-    these are references to compare with, not ways to be fast.
+    needs it, and the K rows of highest importance are kept.
 
     Attributes:
       every_step: select at every step and attend the selection alone; otherwise select once, at
         step 0, which attends everything, and attend the selection from step 1 on.
+      in_flight: layers whose whole KV is on the device or on its way there at once. With 1 the main
+        stream waits for every layer: a reference to compare with, not a way to be fast. With more,
+        the next layers are gathered and copied while one computes.
     """
 
     style: ClassVar[Style] = "current-block"
     every_step: ClassVar[bool]
+    in_flight: ClassVar[int] = 1
+
+
+class LayerAheadSelector(Selector):
+    """Each layer's rows are chosen one layer ahead, at step 0 of the block, and reused by it.
+
+    The queries that choose for layer l are its own projection, norm and rotation of layer l - 1's
+    attention input, at the block's rows, and their mean over the masked rows. They meet a few
+    channels of the keys, which stay on the device for the whole prefix, both turned by a matrix
+    that was made for the request. Chosen rows are fetched while layer l - 1 computes.
+    """
+
+    style: ClassVar[Style] = "layer-ahead"
+
+    @abc.abstractmethod
+    def channels(self, head_dim: int) -> int:
+        """P, the channels of a key that are kept on the device, at most D."""
+
+    @abc.abstractmethod
+    def projection(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """What turns queries and keys of one layer into their P channels.
+
+        Args:
+          q: [T, H_q, D] and ``k``: [T, H_kv, D], both with RoPE, of the last positions of a prompt
+            and its first block as it will be decoded, [MASK] rows included.
+
+        Returns:
+          float32 [H_kv, D, P].
+        """
+
+
+class HostBlockSelector(Selector):
+    """Exact, on the CPU: all queries of a block meet its whole prefix, layer by layer at step 0.
+
+    A layer's queries depend on what the layer before attended, so the main stream waits for every
+    layer's scan. Later steps attend the selection.
+    """
+
+    style: ClassVar[Style] = "host-block"
+
+    @abc.abstractmethod
+    def attend(
+        self, layer: int, q: np.ndarray, voters: np.ndarray, job: SelectionJob
+    ) -> np.ndarray:
+        """Selects rows of one layer into ``job.indices[layer]`` and returns attention.
+
+        Args:
+          layer: index among the sparse layers.
+          q: float32 [N, H_kv, B, G, D], the queries of all positions.
+          voters: bool [N, B], the positions that choose, at least one of each slot.
+          job: ``attend_len`` counts the block's own rows, which follow the committed ones;
+            ``select_len`` ends before the tail; ``status`` is updated.
+
+        Returns:
+          float32 [N, H_kv, B, G, D], exact attention; NaN for a slot that failed.
+        """
