@@ -53,7 +53,7 @@ def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
         max_batch=1,
         threads=options.threads,
         layer_group=options.layer_group,
-        device_memory=options.device_bytes,
+        device_memory=options.device_bytes and int(options.device_bytes * (1 - options.headroom)),
         host_memory=options.host_bytes,
         timeout=120.0,
     )
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")
     parser.add_argument("--device-memory", default="80GB", help="arena, or 'all'")
+    parser.add_argument("--headroom", type=float, default=0.03, help="share left to fragments")
     parser.add_argument("--host-memory", default=None)
     options = parser.parse_args()
     if options.quick:

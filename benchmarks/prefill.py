@@ -3,7 +3,7 @@
     python -m benchmarks.prefill --json prefill.json --plot prefill.png
 
 One row a method and prompt length: random prompts one after the other, the first of a length not
-counted since its programs are compiled. ``fraction_of_matmul`` counts the operations of the
+counted. ``warm_up_seconds`` is what compiling took before it, or loading what was compiled before. ``fraction_of_matmul`` counts the operations of the
 network's matrix products and of block-causal attention, over time, beside the rate of a large
 matrix product measured in the same run. Methods that keep the KV on the host write it there
 meanwhile, and that is in the time.
@@ -78,6 +78,7 @@ def measure(
         "context": length,
         "chunk": options.chunk,
         "dtype": options.dtype,
+        "warm_up_seconds": round(engine.timeline.warm_up_seconds, 2),
         "first_seconds": round(seconds[0], 3),
         "seconds": round(taken, 4),
         "tokens_per_second": round(length / taken, 1),
