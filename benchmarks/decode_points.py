@@ -49,7 +49,7 @@ def headline() -> list[Point]:
         point
         for context in (32768, 65536, 16384)
         for model in MODELS
-        for point in _both(model, context, ("dense", "herald-merged"))
+        for point in _both(model, context, ("dense", "herald-merged", "merged-drafted"))
     ]
 
 

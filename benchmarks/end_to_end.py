@@ -4,9 +4,9 @@
 
 Decoding is a part of the truth: prompts are read first, and a method that keeps the KV on the host
 writes it there meanwhile. One row a method, prompt length and batch: the engine is given as many
-requests as slots, all at once, and times are its own. ``pays_from_tokens`` is the answer length from
-which a row, reading included, delivers more tokens a second than the first method's row of the same
-context at its own batch; 0 where it always does and null where it never does.
+requests as slots, all at once, and times are its own. ``pays_from_tokens`` is the answer length
+from which a row, reading included, delivers more tokens a second than the first method's row of the
+same context at its own batch; 0 where it always does and null where it never does.
 """
 
 from __future__ import annotations

@@ -96,6 +96,14 @@ class RandomSession:
             device=jax.devices()[0],
             timeline=self.timeline,
         )
+        try:
+            self._occupy(context, length)
+        except BaseException:
+            self.close()
+            raise
+
+    def _occupy(self, context: int, length: int) -> None:
+        """Gives every slot a request of ``length`` tokens, ``context`` of them its prompt."""
         session = self.session
         session.cache.exact = random_cache(session.cache.exact)
         session.cache.pool = random_cache(session.cache.pool)

@@ -102,18 +102,23 @@ def random_array(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> ja
 
 
 def random_cache(buffers: list[Any], seed: int = 0) -> list[Any]:
-    """Standard normal numbers in place of every K and V of a cache, the same for all slots."""
+    """Standard normal numbers in place of every K and V of a cache, the same for all slots.
+
+    The cache may be all that the device holds: each array goes before the one for it comes.
+    """
     made = []
     for index, pair in enumerate(buffers):
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), index), 2)
-        made.append(tuple(_refilled(key, part) for key, part in zip(keys, pair, strict=True)))
+        shapes = [(part.shape, part.dtype) for part in pair]
+        for part in pair:
+            part.delete()
+        made.append(tuple(_random_slots(k, *s) for k, s in zip(keys, shapes, strict=True)))
     return made
 
 
-@functools.partial(jax.jit, donate_argnums=1)
-def _refilled(key: jax.Array, old: jax.Array) -> jax.Array:
-    # One slot's numbers at a time: a cache may be all that the device holds.
-    return jnp.broadcast_to(jax.random.normal(key, old.shape[1:], old.dtype), old.shape)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random_slots(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    return jnp.broadcast_to(jax.random.normal(key, shape[1:], dtype), shape)
 
 
 def random_prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:

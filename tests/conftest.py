@@ -10,6 +10,9 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Nor on how scans ask for memory: nothing is to be measured, or kept at home, by a test.
 os.environ.setdefault("HERALD_PREFETCH", "none")
 
+# Nor may a test leave compiled programs at home.
+os.environ.setdefault("HERALD_COMPILE_CACHE", "off")
+
 # Test processes inherit the environment, and so share one cache.
 OWN_CACHE = "HERALD_TEST_CACHE" not in os.environ
 if OWN_CACHE:

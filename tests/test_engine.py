@@ -377,8 +377,13 @@ def test_auto_is_dense_while_it_fits():
     need = small.sizing.plan(small.sizing.shape("dense", 1024)).device_bytes
     tight = engine("auto", 0.05, max_context=1024, device_memory=need - 1)
     answers(tight, prompts((60,)), RULE)
-    assert tight.method == "herald-draft"
-    assert "does not fit" in tight.method_reason
+    assert tight.method == "herald-merged"
+    assert "dense does not fit" in tight.method_reason
+    assert "herald-merged keeps" in tight.method_reason
+    crowded = engine("auto", 0.05, max_context=1024, device_memory=need - 1, host_memory=10**5)
+    assert "host memory that all" in crowded.sizing.choose(1024)[1]
+    hopeless = engine("auto", 0.05, max_context=1024, device_memory=10**4)
+    assert "herald-merged does not either" in hopeless.sizing.choose(1024)[1]
     assert tight.device_kv_bytes < small.sizing.shape("dense", 1024).device_bytes
 
 

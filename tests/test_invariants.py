@@ -407,24 +407,39 @@ def test_a_consumer_that_leaves_early_leaks_nothing():
 
 # -- 10: nothing compiles after warm-up -----------------------------------------------------------
 
+SHALLOW = dataclasses.replace(TINY, num_layers=2, exact_layers=1, vocab_size=99)
+
 
 @pytest.mark.parametrize(
-    "method",
-    ["dense", "herald-draft", "herald-merged", "merged-late", "mage", "oracle", "infinigen"],
+    ("method", "options"),
+    [
+        ("herald-draft", {"retrieval_streams": 2, "layer_group": 1}),
+        ("herald-merged", {"transfer": "changes"}),
+        ("merged-late", {}),
+        ("merged-drafted", {}),
+        ("mage", {}),
+        ("oracle", {}),
+        ("mage-offload-cpu", {}),
+        ("infinigen", {}),
+    ],
 )
-def test_no_compilation_after_warm_up(method):
+def test_no_compilation_after_warm_up(method, options):
+    """From the first request of a session on; the network is that of no other test."""
     compiled = []
 
     def listen(name, seconds, **details):
         if name.endswith("backend_compile_duration"):
             compiled.append(details.get("fun_name"))
 
-    made = engine(method, 0.1)
-    rule = RULES["dynamic"]
-    answers(made, prompts((40, 100, 150, 3)), rule)
+    made = engine(method, 0.1, SHALLOW, max_batch=2, max_context=96, **options)
+    rule = dataclasses.replace(RULES["dynamic"], max_new_tokens=17)
+    ids = prompts((40, 3, 18))
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        answers(made, prompts((61, 140, 18, 100, 5), seed=1), rule)
+        made._prepare([Request(str(n), np.array(p, np.int32), 17) for n, p in enumerate(ids)], rule)
+        assert compiled, "the warm-up had nothing to do, so this test shows nothing"
+        compiled.clear()
+        answers(made, prompts((18, 50, 6, 33), seed=1), rule)
     finally:
         jax.monitoring.clear_event_listeners()
     assert not compiled

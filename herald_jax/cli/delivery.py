@@ -74,6 +74,10 @@ class Delivery:
         if not self._announced:
             self._announced = True
             note(f"method: {self.engine.method} ({self.engine.method_reason})")
+        if kind == "programs":
+            if done == 0:
+                note(f"compiling {total} programs")
+            kind = "compiled programs"
         # An answer that appears word by word on a terminal is its own progress.
         if not (self.stream and kind == "tokens" and sys.stdout.isatty()):
             progress(kind, done, total)

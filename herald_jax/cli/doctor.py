@@ -85,6 +85,7 @@ def examine() -> dict[str, Any]:
         },
         "threads": {"count": kernels["threads"], "from": _thread_source()},
         "huge_pages": _huge_pages(),
+        "compile_cache": _compile_cache(),
         "prefetch": dict(host_kernels.calibrate_prefetch()),
         "host_memory": {
             "available": available,
@@ -123,6 +124,18 @@ def _huge_pages() -> dict[str, Any]:
         "setting": chosen[0] if chosen else "none",
         "granted": arena.huge_pages,
         "notice": arena.notice,
+    }
+
+
+def _compile_cache() -> dict[str, Any]:
+    """Where compiled programs are kept, and their size."""
+    from herald_jax.compile_cache import keep_compiled
+
+    kept = keep_compiled()
+    return {
+        "folder": None if kept.folder is None else str(kept.folder),
+        "reason": kept.reason,
+        "bytes": kept.nbytes,
     }
 
 
@@ -223,7 +236,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     )
     isa, memory, rates = report["instruction_set"], report["host_memory"], report["bandwidth"]
     limit, transfer = memory["cgroup_room"], report["transfer"]
-    attention = report["attention"]
+    attention, cache = report["attention"], report["compile_cache"]
     rows = {
         "versions": ", ".join(f"{name} {text}" for name, text in report["versions"].items()),
         "devices": devices,
@@ -235,6 +248,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"(system setting: {report['huge_pages']['setting']})"
         + (f"; {report['huge_pages']['notice']}" if report["huge_pages"]["notice"] else ""),
         "prefetch": _prefetch_line(report["prefetch"]),
+        "compiled": f"kept in {cache['folder']}, {format_bytes(cache['bytes'])}"
+        if cache["folder"]
+        else f"not kept: {cache['reason']}",
         "host memory": f"{format_bytes(memory['available'])} available, cgroup leaves "
         f"{'no limit' if limit is None else format_bytes(limit)}, reserve "
         f"{format_bytes(memory['reserve'])}, KV may take {format_bytes(memory['kv_room'])}",

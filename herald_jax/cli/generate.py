@@ -53,11 +53,11 @@ from herald_jax.cli.rule_options import (
     TopP,
     read_rule,
 )
-from herald_jax.selection import SELECTORS, check_method
+from herald_jax.selection import BEYOND_DENSE, SELECTORS, check_method
 
 METHODS = "; ".join(
     [
-        "auto: dense while the KV cache fits the device, herald-draft beyond",
+        f"auto: dense while the KV cache fits the device, {BEYOND_DENSE} beyond",
         "dense: the whole KV cache on the device",
         *(f"{name}: {selector.summary}" for name, selector in SELECTORS.items()),
     ]

@@ -19,7 +19,8 @@ def prepare_platform(device_memory: int | None = None) -> None:
     """Sets the environment that JAX reads when its backend starts, then starts it.
 
     ``device_memory`` (bytes) becomes the size of XLA's arena on CUDA, so that the limit holds
-    whatever the plan says; on the CPU it limits the plan alone.
+    whatever the plan says; on the CPU it limits the plan alone. Then compiled programs are kept,
+    see ``compile_cache``.
 
     Raises:
       Refused: the platform asked for is not there, the GPU is smaller than the limit, or
@@ -52,6 +53,11 @@ def prepare_platform(device_memory: int | None = None) -> None:
             f"JAX_PLATFORMS={platforms or '(unset)'} gives no device: {reason}; unset it, set "
             "JAX_PLATFORMS=cpu, or install the cuda extra"
         ) from error
+    from herald_jax.compile_cache import keep_compiled
+
+    kept = keep_compiled()
+    if kept.failed:
+        note(f"note: {kept.reason}")
 
 
 def uses_cuda(platforms: str) -> bool:

@@ -116,11 +116,14 @@ class Batch:
     def _seeds(self) -> np.ndarray:
         return np.array([0 if slot is None else slot.seed for slot in self.slots], np.uint32)
 
-    def job(self, candidates_ratio: float, attends_draft: bool) -> SelectionJob | None:
+    def job(
+        self, candidates_ratio: float, attends_draft: bool, *, idle: bool = False
+    ) -> SelectionJob | None:
         """Selection for the block after the current one; None where no slot needs any.
 
-        Finished, empty and last-block slots take no part. Rows before the current block are
-        committed and may be selected; the draft's rows enter the softmax only.
+        With ``idle`` there is a job in any case. Finished, empty and last-block slots take no part.
+        Rows before the current block are committed and may be selected; the draft's rows enter the
+        softmax only.
         """
         shape, block = self.shape, self.shape.block_size
         part = [
@@ -129,7 +132,7 @@ class Batch:
         ]
         start = self.per_slot(lambda slot: slot.start)
         select_len = np.where(part, start, 0).astype(np.int32)
-        if not any(part):
+        if not idle and not any(part):
             return None
         budget = np.array([self.budget.entries(int(n)) for n in select_len], np.int32)
         fetched = np.minimum(np.ceil(budget * candidates_ratio), select_len).astype(np.int32)

@@ -28,7 +28,7 @@ class EngineConfig:
     """How the engine runs.
 
     Attributes:
-      method: "auto" (dense while the KV cache fits the device, herald-draft beyond), "dense", or
+      method: "auto" (dense while the KV cache fits the device, herald-merged beyond), "dense", or
         a selector's name.
       budget: selected entries per KV head in the sparse layers.
       candidates_ratio: C / K of selectors that refine on the device; None takes the selector's own.

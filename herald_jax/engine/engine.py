@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,25 @@ import jax
 import numpy as np
 
 from herald_jax import checkpoint
+from herald_jax.compile_cache import keep_compiled
 from herald_jax.engine.config import EngineConfig, GenerationConfig, check_rule
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.harvest import Harvest
 from herald_jax.engine.intake import Intake, Prompt
+from herald_jax.engine.rehearsal import Progress
 from herald_jax.engine.request import Delta, Request, Result, failed
 from herald_jax.engine.session import Session
 from herald_jax.engine.sizing import Sizing
 from herald_jax.engine.stack import LayerStack
+from herald_jax.engine.summary import summarize
 from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.warm_up import WarmUp
 from herald_jax.kv.full_pool import PoolFull
+from herald_jax.kv.plan import MemoryPlan
 from herald_jax.models import registry
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import check_method
 from herald_jax.tokenizer import Tokenizer
-
-Progress = Callable[[str, int, int], None]
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "herald_tiny"
 
@@ -57,6 +61,9 @@ class Engine:
         self.engine_config = engine_config or EngineConfig()
         check_method(self.engine_config.method, self.engine_config.candidates_ratio)
         self.device = jax.devices()[0]
+        kept = keep_compiled()
+        if kept.failed:
+            warnings.warn(kept.reason, stacklevel=2)
         shared = isinstance(model, LayerStack)
         self.stack = model if shared else LayerStack(model, self.device)
         dtype = np.dtype(jax.tree.leaves(self.stack.shell)[0].dtype)
@@ -66,8 +73,11 @@ class Engine:
         self.method: str | None = None
         self.method_reason = ""
         self.session: Session | None = None
+        self.warm_up: WarmUp | None = None
         self.host_kv_peak = 0
         self.device_kv_bytes = 0
+        self.plan: MemoryPlan | None = None
+        self.scratch: int | None = None
         self._aborted: set[str] = set()
         self._idle = threading.Lock()
         self._closing = False
@@ -123,7 +133,8 @@ class Engine:
           generation: how to accept tokens and where to end.
           stream: also yield a ``Delta`` whenever a block's text is final.
           chat: wrap text prompts in the model's chat template.
-          progress: called with ("prompts" | "tokens", done, total) as the work goes on.
+          progress: called with ("programs" | "prompts" | "tokens", done, total) as the work goes
+            on: programs compiled before it begins, prompts read, tokens generated.
 
         Yields:
           A ``Result`` per prompt as it finishes, failed ones included; with ``stream``, deltas
@@ -155,7 +166,7 @@ class Engine:
         session: Session | None = None
         self._aborted.clear()
         try:
-            session = self._prepare(list(waiting), generation)
+            session = self._prepare(list(waiting), generation, progress)
             yield from self._loop(session, waiting, stream, progress)
         except EngineError as error:
             if session is None:
@@ -186,21 +197,39 @@ class Engine:
         """
         self._aborted.add(request_id)
 
-    def _prepare(self, requests: Sequence[Request], generation: GenerationConfig) -> Session:
-        """The session for these requests: the one at hand where it fits, else a new one."""
+    def _prepare(
+        self,
+        requests: Sequence[Request],
+        generation: GenerationConfig,
+        progress: Progress | None = None,
+    ) -> Session:
+        """The session for these requests: the one at hand where it fits, else a new one.
+
+        All that they will run is compiled then.
+        """
         longest = max(request.rows(self.config.block_size) for request in requests)
         session = self.session
         rule = generation.resolve(self.config.rule)
         self.rule = rule.name
         temperatures = [request.own.temperature for request in requests]
         sampled = any((rule.temperature if own is None else own) > 0 for own in temperatures)
-        if session is not None and session.take(longest, generation, sampled):
-            return session
+        if session is None or not session.take(longest, generation, sampled):
+            session = self._new_session(longest, generation, sampled)
+        assert self.warm_up is not None
+        try:
+            self.warm_up.run(requests, progress)
+            self.scratch = self.warm_up.scratch
+        except BaseException:
+            self._drop_session()
+            raise
+        return session
+
+    def _new_session(self, longest: int, generation: GenerationConfig, sampled: bool) -> Session:
         self._drop_session()
         context = self.engine_config.max_context or longest
         method, self.method_reason = self.sizing.choose(context)
         shape = self.sizing.shape(method, context)
-        self.session = Session(
+        session = Session(
             self.config,
             self.stack,
             shape,
@@ -212,9 +241,10 @@ class Engine:
             device=self.device,
             timeline=self.timeline,
         )
-        self.method = method
+        self.session, self.warm_up, self.method = session, WarmUp(session), method
         self.device_kv_bytes = max(self.device_kv_bytes, shape.device_bytes)
-        return self.session
+        self.plan = self.sizing.plan(shape)
+        return session
 
     def _loop(
         self,
@@ -293,30 +323,7 @@ class Engine:
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """The ``--json`` summary of what was generated in ``seconds``; delivered tokens only."""
-        timeline = self.timeline
-        moved = timeline.rows_moved_fraction
-        return {
-            "method": self.method,
-            "method_reason": self.method_reason,
-            "budget": None if self.method == "dense" else str(self.engine_config.budget),
-            "candidates_ratio": self.sizing.candidates_ratio(self.method),
-            "key_index": self.sizing.key_index(self.method),
-            "model": self.config.family,
-            "rule": self.rule,
-            "device": self.device.device_kind,
-            "batch": self.engine_config.max_batch,
-            "blocks": timeline.blocks,
-            "steps": timeline.steps,
-            "seconds": round(seconds, 4),
-            "tokens": timeline.tokens,
-            "tokens_per_second": round(timeline.tokens / seconds, 3) if seconds else 0.0,
-            "stall_fraction": round(timeline.stall_fraction, 4),
-            "prefill_seconds": round(timeline.prefill_seconds, 4),
-            "retrieval_seconds": round(timeline.retrieval_seconds, 4),
-            "rows_moved_fraction": None if moved is None else round(moved, 4),
-            "device_kv_bytes": self.device_kv_bytes,
-            "host_kv_bytes": self.host_kv_peak,
-        }
+        return summarize(self, seconds)
 
     def __enter__(self) -> Engine:
         return self
@@ -341,4 +348,4 @@ class Engine:
         self._closing = False
         if self.session is not None:
             self.session.close()
-            self.session = None
+            self.session = self.warm_up = None

@@ -28,10 +28,13 @@ class Handover:
         self.timeline = timeline
         self._committed: BlockRows | None = None
 
-    def lookahead(self) -> Lookahead | None:
-        """What the selector wants of the block to come; None where no slot has a next block."""
+    def lookahead(self, *, idle: bool = False) -> Lookahead | None:
+        """What the selector wants of the block to come; None where no slot has a next block.
+
+        With ``idle`` it wants as much of a batch without requests, and selects nothing.
+        """
         selector = self.retrieval.selector
-        job = self.batch.job(selector.candidates_ratio, selector.attends_draft)
+        job = self.batch.job(selector.candidates_ratio, selector.attends_draft, idle=idle)
         if job is None:
             return None
         bookings = [

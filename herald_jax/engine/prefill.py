@@ -9,7 +9,7 @@ import numpy as np
 
 from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.prefill_programs import PrefillPrograms, place
-from herald_jax.engine.request import Slot
+from herald_jax.engine.request import Request, Result, Slot
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
@@ -57,11 +57,27 @@ class Prefill:
         """Rows of the request's buffer: the chunk size doubled until ``need`` fits, or the most."""
         return prefill_rows(need, self.cache.shape.rows, self.chunk)
 
-    def run(self, index: int, slot: Slot) -> None:
+    def rows_for(self, prompt: int) -> int:
+        """Rows of the buffer for a prompt of so many tokens; 0 where nothing is read ahead."""
+        block = self.programs.block
+        whole = prompt // block * block
+        return self.buffer_rows(whole + block) if whole else 0
+
+    def rehearse(self, rows: int) -> None:
+        """Runs every program of a prompt whose buffer has ``rows`` rows, over a chunk of zeros.
+
+        It leaves slot 0 of the device's cache with rows that mean nothing.
+        """
+        length = min(self.chunk, rows - self.programs.block)
+        request = Request("warm-up", np.zeros(length, np.int32), 1)
+        self.run(0, Slot(request, None, Result(request.id)), rows=rows)
+
+    def run(self, index: int, slot: Slot, *, rows: int | None = None) -> None:
         """Fills slot ``index`` of the device's cache and the slot's booking.
 
         Sets ``slot.start`` to the first generated block, ``slot.selected`` to the number of rows
-        its pool holds and, where logits are shifted, ``slot.lead``.
+        its pool holds and, where logits are shifted, ``slot.lead``. ``rows``: of the buffer,
+        instead of those that the prompt needs.
 
         Raises:
           WaitTimeout: a device program did not end in time.
@@ -75,7 +91,7 @@ class Prefill:
                 self.current.prefilled(index, slot, [])
             return
         with self.timeline.span("main", "prefill"):
-            buffers = self._read(prompt[:whole], slot)
+            buffers = self._read(prompt[:whole], slot, rows or self.rows_for(len(prompt)))
             exact = self.cache.shape.exact_layers
             at = np.int32(index)
             self.cache.exact = place(self.cache.exact, buffers[:exact], at)
@@ -91,9 +107,8 @@ class Prefill:
             for k, _ in self.cache.exact[-1:] + self.cache.pool[-1:]:
                 wait_ready(k, self.timeout, f"prefill of request {slot.request.id}")
 
-    def _read(self, tokens: np.ndarray, slot: Slot) -> list[Buffer]:
-        shape, block = self.cache.shape, self.programs.block
-        rows = self.buffer_rows(len(tokens) + block)
+    def _read(self, tokens: np.ndarray, slot: Slot, rows: int) -> list[Buffer]:
+        shape = self.cache.shape
         buffers = zeros(
             len(self.stack), shape.buffer_shape(rows, 1), shape.dtype, self.cache.device
         )

@@ -237,7 +237,8 @@ class RetrievalStream:
                         q, elsewhere = queries[layer]
                         outside = None if elsewhere is None else np.asarray(elsewhere)[first:last]
                         merged = MergedQueries(np.asarray(q)[first:last], outside)
-                    self.selector.choose(layer, merged, part)
+                    if part.active.any():
+                        self.selector.choose(layer, merged, part)
                 retrieval.reached = layer
                 yield layer
             return

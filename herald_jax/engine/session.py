@@ -14,8 +14,9 @@ from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_methods import block_selection
 from herald_jax.engine.config import EngineConfig, GenerationConfig
 from herald_jax.engine.handover import Handover
+from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
-from herald_jax.engine.main_stream import MainStream
+from herald_jax.engine.main_stream import Denoised, MainStream
 from herald_jax.engine.prefill import Prefill
 from herald_jax.engine.prefill_programs import PrefillPrograms
 from herald_jax.engine.request import Request, Result, Slot
@@ -222,19 +223,7 @@ class Session:
         """
         began = time.perf_counter()
         batch, timeline = self.batch, self.timeline
-        if self.current is not None:
-            self.current.begin(batch.bookings(), batch.per_slot(lambda slot: slot.start))
-        lookahead = None if self.handover is None else self.handover.lookahead()
-        accept, size = AcceptRule.of(self.rule), self.shape.block_size
-        done = self.main.denoise(
-            batch.state(accept.edits),
-            batch.decoding(self.rule),
-            batch.pool_rows(),
-            batch.kept_rows(),
-            batch.kept_budget(),
-            lookahead,
-            accept.rounds(size, self.rule.steps or size, self.rule.max_post_steps),
-        )
+        done = self._denoise(None if self.handover is None else self.handover.lookahead())
         failures = self._boundary()
         timeline.blocks += 1
         timeline.steps += done.steps
@@ -245,6 +234,32 @@ class Session:
             if done.following is not None:
                 slot.lead = int(done.following[index])
         return done.tokens, done.broken, failures
+
+    def run_idle_block(self, *, ahead: bool) -> None:
+        """Runs a block of a batch without requests, with retrieval for the next one or without.
+
+        Every program of a block runs in one of the two.
+
+        Raises:
+          WaitTimeout: a stream did not end in time.
+        """
+        lookahead = self.handover.lookahead(idle=True) if self.handover and ahead else None
+        self._denoise(lookahead)
+        self._boundary()
+
+    def _denoise(self, lookahead: Lookahead | None) -> Denoised:
+        batch, accept, size = self.batch, AcceptRule.of(self.rule), self.shape.block_size
+        if self.current is not None:
+            self.current.begin(batch.bookings(), batch.per_slot(lambda slot: slot.start))
+        return self.main.denoise(
+            batch.state(accept.edits),
+            batch.decoding(self.rule),
+            batch.pool_rows(),
+            batch.kept_rows(),
+            batch.kept_budget(),
+            lookahead,
+            accept.rounds(size, self.rule.steps or size, self.rule.max_post_steps),
+        )
 
     def _boundary(self) -> dict[int, str]:
         """Fetches the next pool or, where blocks select for themselves, returns this one's KV."""

@@ -14,6 +14,7 @@ from herald_jax.kv.host_memory import format_bytes, host_memory_room
 from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import (
+    BEYOND_DENSE,
     CurrentBlockSelector,
     HostBlockSelector,
     LayerAheadSelector,
@@ -129,15 +130,32 @@ class Sizing:
     def choose(self, max_context: int) -> tuple[str, str]:
         """The method for requests of this length and why.
 
-        "auto" is dense while its cache fits the device and herald-draft beyond.
+        "auto" is dense while its cache fits the device and ``BEYOND_DENSE`` beyond, which may not
+        fit either.
         """
         asked = self.config.method
         if asked != "auto":
             return asked, "asked for"
-        need, room = self.plan(self.shape("dense", max_context)).device_bytes, self.device_memory
-        verdict = "fits" if need <= room else "does not fit"
-        reason = f"dense {verdict} the device: {format_bytes(need)} of {format_bytes(room)}"
-        return ("dense" if need <= room else "herald-draft"), reason
+        room, host = self.device_memory, self.host_memory
+        need = self.plan(self.shape("dense", max_context)).device_bytes
+        text = f"the device: {format_bytes(need)} of {format_bytes(room)}"
+        if need <= room:
+            return "dense", f"dense fits {text}"
+        reason = f"dense does not fit {text}"
+        sparse = self.plan(self.shape(BEYOND_DENSE, max_context))
+        if sparse.device_bytes > room:
+            need = sparse.device_bytes
+            reason += f"; {BEYOND_DENSE} does not either: {format_bytes(need)}"
+        elif sparse.host_bytes > host:
+            # Requests wait for one another then, unless not even one has room.
+            reason += (
+                f"; {BEYOND_DENSE} keeps {format_bytes(sparse.device_bytes)} there and has "
+                f"{format_bytes(host)} of the {format_bytes(sparse.host_bytes)} of host memory "
+                "that all requests at once would take"
+            )
+        else:
+            reason += f"; {BEYOND_DENSE} keeps {format_bytes(sparse.device_bytes)} there"
+        return BEYOND_DENSE, reason
 
     def host_pool_bytes(self, method: str, shape: CacheShape) -> int:
         """Bytes to reserve for the full pool: room for all slots, or as much as there is.

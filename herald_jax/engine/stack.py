@@ -10,6 +10,8 @@ import jax
 from flax import nnx
 from jax.typing import ArrayLike
 
+from herald_jax.engine.rehearsal import Compiled, Key, perform
+
 
 @dataclass(frozen=True)
 class LayerGroup:
@@ -55,6 +57,8 @@ class LayerStack:
             self._kinds.append(self._graphs.index(graph))
             self._states.append(jax.device_put(state, device))
         self._programs: dict[Any, Callable[..., Any]] = {}
+        #: What rehearsals have compiled.
+        self.known: dict[Key, Compiled] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -99,7 +103,8 @@ class LayerStack:
             run.__name__ = body.__name__
             self._programs[key] = jax.jit(run, donate_argnums=[at + 1 for at in donate])
         program = self._programs[key]
-        return lambda *args: program(group.states, *args)
+        reused = [at + 1 for at in donate]
+        return lambda *args: perform(program, (group.states, *args), reused)
 
     def on_shell(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled ``body(shell_model, *args)``; call it with ``*args``."""
@@ -112,7 +117,7 @@ class LayerStack:
             run.__name__ = body.__name__
             self._programs[key] = jax.jit(run)
         program = self._programs[key]
-        return lambda *args: program(self.shell, *args)
+        return lambda *args: perform(program, (self.shell, *args))
 
     def embed(self, tokens: ArrayLike) -> jax.Array:
         """int32 [N, S] -> [N, S, hidden]."""

@@ -29,6 +29,7 @@ class Timeline:
       block_seconds: time in denoising, commit and boundary; ``stall_seconds``: of which the main
         stream waited for the retrieval stream (the block-boundary stall) or for whole layers.
       retrieval_seconds: time the retrieval stream took.
+      warm_up_seconds: time in which programs were compiled before requests were admitted.
       rows_selected: rows of a position and KV head that were selected for coming blocks, over slots
         and sparse layers; ``rows_moved``: of which the device did not hold yet.
     """
@@ -41,6 +42,7 @@ class Timeline:
     stall_seconds: float = 0.0
     retrieval_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
     rows_selected: int = 0
     rows_moved: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -62,6 +64,16 @@ class Timeline:
             end = time.perf_counter() - self.began
             with self._lock:
                 self.spans.append(Span(stream, label, begin, end, block))
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What the body does is neither counted nor recorded."""
+        before = dict(vars(self))
+        self.trace = False
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def count_rows(self, selected: int, moved: int) -> None:
         """Adds to ``rows_selected`` and ``rows_moved``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,19 +16,27 @@ _WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_all() -> None:
+def _close_at_exit() -> None:
     """No worker may be in native code when the interpreter ends."""
-    for worker in list(_WORKERS):
-        if worker.alive:
-            worker.close()
+    close_all([worker for worker in _WORKERS if worker.alive])
+
+
+def close_all(workers: Sequence[Worker]) -> None:
+    """Ends threads after what is queued; those that hang are left behind after a second in all."""
+    for worker in workers:
+        worker.end()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
 
 
 class Worker:
     """Runs submitted tasks in order on its own thread; dies with the process, never holds it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, shares: Worker | None = None) -> None:
+        """Starts the thread; ``shares``: a worker whose tasks it runs too, whoever is free."""
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._tasks = queue.SimpleQueue()
+        self._tasks = queue.SimpleQueue() if shares is None else shares._tasks
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         _WORKERS.add(self)
@@ -35,10 +44,12 @@ class Worker:
     def _run(self) -> None:
         while (item := self._tasks.get()) is not None:
             future, task = item
-            try:
-                future.set_result(task())
-            except BaseException as error:
-                future.set_exception(error)
+            # Whoever submitted a task may have cancelled it meanwhile.
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(task())
+                except BaseException as error:
+                    future.set_exception(error)
             # What a task refers to must not wait for the next one, nor be freed by this thread
             # while the interpreter ends: freeing device arrays then aborts the process.
             del item, future, task
@@ -54,7 +65,14 @@ class Worker:
         """Whether the thread still runs."""
         return self._thread.is_alive()
 
+    def end(self) -> None:
+        """Has the thread end after what is queued."""
+        self._tasks.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Waits until the thread has ended, or for so many seconds."""
+        self._thread.join(timeout)
+
     def close(self) -> None:
         """Ends the thread after what is queued; one that hangs is left behind after a second."""
-        self._tasks.put(None)
-        self._thread.join(timeout=GRACE_SECONDS)
+        close_all([self])

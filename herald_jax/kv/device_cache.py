@@ -13,9 +13,6 @@ from jax.sharding import SingleDeviceSharding
 
 Buffer = tuple[jax.Array, jax.Array]
 
-#: Layers of a program at most, where step 0 refines what it attends.
-REFINED_TOGETHER = 4
-
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -95,13 +92,12 @@ class CacheShape:
     def active_bytes(self) -> int:
         """Bytes of the pool that a block attends, at the peak of the block.
 
-        Where step 0 refines it, a group of layers gives up its candidates as soon as it has kept
-        the best of them, before anything of the next pool arrives.
+        Where step 0 refines it, the candidates of a layer go as soon as the best of them are kept,
+        and all of them before anything of the next pool arrives.
         """
         if self.changes or not self.refines:
             return self.pool_bytes + self.refined_bytes
-        kept = self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
-        return kept + min(REFINED_TOGETHER, self.sparse_layers) * self.layer_bytes(self.pool_rows)
+        return self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
 
     @property
     def change_bytes(self) -> int:
@@ -179,9 +175,17 @@ class DeviceCache:
 
     def __init__(self, shape: CacheShape, device: jax.Device) -> None:
         self.shape, self.device = shape, device
-        self.exact = zeros(shape.exact_layers, shape.buffer_shape(shape.rows), shape.dtype, device)
+        self.exact: list[Buffer] = []
         self.pool: list[Buffer] = []
         self.candidates: list[Buffer] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty buffers; nothing refers to the old ones while the new ones are made."""
+        shape = self.shape
+        self.exact, self.pool = [], []
+        rows = shape.buffer_shape(shape.rows)
+        self.exact = zeros(shape.exact_layers, rows, shape.dtype, self.device)
         self.reset_pool()
 
     def clear(self, slot: int) -> None:

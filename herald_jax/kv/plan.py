@@ -25,9 +25,8 @@ class MemoryPlan:
       exact, pools: KV of the exact layers; active sparse pool, and what is on its way to the next:
         changes, an idle pool or, for selectors that read whole layers, some layers' KV;
         and the part of all keys that some choose by.
-      prefill: one request's full KV, held while its prompt is read.
-      workspace: activations, and the larger of a step's logits and a prefill chunk's attention
-        scores, in float32.
+      prefill: what reading a prompt needs beyond what decoding holds, see ``plan``.
+      workspace: a step's activations and its logits, in float32.
       host_pool: K and V rows of the full pool for all slots; ``key_index``: the index of its keys,
         where there is one.
       staging: host buffers of what is on its way to the device: changes, an idle pool or
@@ -121,10 +120,44 @@ def prefill_rows(need: int, most: int, chunk: int) -> int:
 
 
 def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) -> MemoryPlan:
-    """The memory plan of an engine with this cache."""
+    """The memory plan of an engine with this cache.
+
+    Prompts are read between blocks: the active pool is there, the idle one, changes and the
+    workspace of a step are not, and what reads the prompt has their place. It takes one request's
+    full KV, the rows of a chunk and of the one before on their way to the host, a chunk's
+    activations and attention scores (float32), and the pool of one slot.
+    """
     itemsize = shape.dtype.itemsize
     block, slots = config.block_size, shape.slots
-    tokens = max(slots * (2 * block + 1), prefill_chunk)
+    pools = shape.active_bytes + shape.incoming_bytes
+    heads, dim, layers = config.num_kv_heads, config.head_dim, config.num_layers
+
+    logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
+    workspace = activation_bytes(config, slots * (2 * block + 1), itemsize) + logits
+
+    rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
+    reading = (
+        layers * row_bytes(heads, dim, shape.dtype, rows)
+        + (layers + shape.sparse_layers) * row_bytes(heads, dim, shape.dtype, prefill_chunk)
+        + activation_bytes(config, prefill_chunk, itemsize)
+        + SCORE_COPIES * config.num_heads * prefill_chunk * rows * 4
+        + shape.pool_bytes // slots
+    )
+    kept = slots * shape.sparse_layers
+    return MemoryPlan(
+        weights=config.parameter_count * itemsize,
+        exact=shape.exact_bytes,
+        pools=pools + shape.partial_bytes,
+        prefill=max(0, reading - (pools - shape.pool_bytes) - workspace),
+        workspace=workspace,
+        host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
+        key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
+        staging=shape.staging_bytes,
+    )
+
+
+def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Bytes of a layer's activations for so many tokens."""
     width = 2 * config.intermediate_size
     fixed = 0
     if config.experts is not None:
@@ -134,22 +167,7 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
         width = max(width, experts.per_token * each)
         # Where no kernel takes ragged groups, every expert's batch is padded.
         fixed = experts.count * EXPERT_ROWS * each * itemsize
-    activations = tokens * (4 * config.hidden_size + width) * itemsize + fixed
-    logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
-    heads, dim = config.num_kv_heads, config.head_dim
-    kept = slots * shape.sparse_layers
-    rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
-    scores = SCORE_COPIES * config.num_heads * prefill_chunk * rows * 4
-    return MemoryPlan(
-        weights=config.parameter_count * itemsize,
-        exact=shape.exact_bytes,
-        pools=shape.device_bytes - shape.exact_bytes,
-        prefill=config.num_layers * row_bytes(heads, dim, shape.dtype, rows),
-        workspace=activations + max(logits, scores),
-        host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
-        key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
-        staging=shape.staging_bytes,
-    )
+    return tokens * (4 * config.hidden_size + width) * itemsize + fixed
 
 
 def largest_batch(

@@ -18,8 +18,8 @@ from jax.experimental.pallas import triton as plgpu
 from herald_jax.models.assignments import Assignments
 from herald_jax.models.config import ExpertsConfig
 
-#: Tokens of a tile.
-CHOSEN, PLACED = 16, 32
+#: Tokens of a tile, and the warps that choose.
+CHOSEN, CHOSEN_WARPS, PLACED = 16, 4, 32
 
 
 def _largest(values: jax.Array, free: jax.Array, names: jax.Array) -> jax.Array:
@@ -107,7 +107,7 @@ def choose(
         out_shape=[jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.float32, jnp.int32)],
         name="experts_choose",
         interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=CHOSEN_WARPS, num_stages=1),
     )(logits, jnp.zeros(count, jnp.float32) if bias is None else bias)
     return weights, ids
 

@@ -47,6 +47,9 @@ SELECTORS: dict[str, type[Selector]] = {
     )
 }
 
+#: What "auto" takes where the dense cache does not fit: the fastest that was measured.
+BEYOND_DENSE = HeraldMerged.name
+
 
 def check_method(name: str, candidates_ratio: float | None = None) -> None:
     """Refuses a method that is unknown, or that a C / K does not go with.
@@ -78,6 +81,7 @@ def make_selector(name: str, candidates_ratio: float | None = None) -> Selector:
 
 
 __all__ = [
+    "BEYOND_DENSE",
     "SELECTORS",
     "CurrentBlockSelector",
     "HostBlockSelector",

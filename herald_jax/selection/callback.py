@@ -59,6 +59,9 @@ class SelectionCallback:
             if job is None:
                 raise RuntimeError("a callback arrived for a stream without a job")
             index = int(np.asarray(layer))
+            if not job.active.any():
+                job.selected[index].set()
+                return np.zeros_like(queries)
             keys = np.ascontiguousarray(np.asarray(self_k), np.float32)
             values = np.ascontiguousarray(np.asarray(self_v), np.float32)
             out = self.selector.attend(index, queries, keys, values, job)
