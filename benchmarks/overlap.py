@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="T, denoising steps per block")
     parser.add_argument("--budget", type=float, default=0.05)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--chunk", type=int, default=512, help="prompt tokens per program")
+    parser.add_argument("--chunk", type=int, default=None, help="prompt tokens per program")
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--streams", type=int, default=None, help="retrieval threads")
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")

@@ -62,7 +62,7 @@ def block_selection(
             steps,
             cache,
             budget=config.budget,
-            chunk=config.prefill_chunk,
+            chunk=config.chunk(cache.device.platform),
             timeout=config.timeout,
             timeline=timeline,
         )

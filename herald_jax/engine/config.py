@@ -22,6 +22,10 @@ from herald_jax.models.config import ModelConfig
 KeyIndex = Literal["int8", "none"]
 Transfer = Literal["changes", "full"]
 
+#: Prompt tokens that are read together. On a GPU each chunk reads all weights once; elsewhere the
+#: scores of a chunk are held whole.
+GPU_CHUNK, CHUNK = 4096, 512
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -40,7 +44,8 @@ class EngineConfig:
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
         None fits the requests at hand, up to the model's own length.
-      prefill_chunk: prompt tokens per prefill program (rounded to whole blocks).
+      prefill_chunk: prompt tokens per prefill program (rounded to whole blocks); None takes 4,096
+        on a GPU and 512 elsewhere.
       layer_group: layers per program of the main stream; None takes 4 on an accelerator, where
         the retrieval stream's programs run in between, and all of a kind on the CPU.
       queue_depth: programs of the main stream in flight at most (0: any number); None takes 2 on
@@ -62,7 +67,7 @@ class EngineConfig:
     transfer: Transfer = "full"
     max_batch: int = 8
     max_context: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     layer_group: int | None = None
     queue_depth: int | None = None
     retrieval_streams: int | None = None
@@ -74,8 +79,8 @@ class EngineConfig:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        positive = ["max_batch", "prefill_chunk", "timeout"]
-        optional = ["max_context", "layer_group", "retrieval_streams", "threads"]
+        positive = ["max_batch", "timeout"]
+        optional = ["max_context", "prefill_chunk", "layer_group", "retrieval_streams", "threads"]
         optional += ["device_memory", "host_memory"]
         positive += [name for name in optional if getattr(self, name) is not None]
         for name in positive:
@@ -96,6 +101,10 @@ class EngineConfig:
             raise ValueError(f'transfer {self.transfer!r} is unknown: give "changes" or "full"')
         if self.sinks < 0:
             raise ValueError(f"sinks {self.sinks} is negative: give 0 or more")
+
+    def chunk(self, platform: str) -> int:
+        """Prompt tokens per prefill program on a device of this ``jax.Device.platform``."""
+        return self.prefill_chunk or (GPU_CHUNK if platform == "gpu" else CHUNK)
 
 
 @dataclass(frozen=True)

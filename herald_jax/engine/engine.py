@@ -237,13 +237,13 @@ class Engine:
             self.engine_config,
             generation,
             sampled=sampled,
-            host_bytes=self.sizing.host_pool_bytes(method, shape),
+            host_bytes=self.sizing.host_pool_bytes(method, shape, sampled),
             device=self.device,
             timeline=self.timeline,
         )
         self.session, self.warm_up, self.method = session, WarmUp(session), method
         self.device_kv_bytes = max(self.device_kv_bytes, shape.device_bytes)
-        self.plan = self.sizing.plan(shape)
+        self.plan = self.sizing.plan(shape, sampled)
         return session
 
     def _loop(

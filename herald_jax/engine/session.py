@@ -102,7 +102,7 @@ class Session:
             selector=selector,
             current=self.current,
             budget=config.budget,
-            chunk=config.prefill_chunk,
+            chunk=config.chunk(device.platform),
             layer_group=group,
             timeout=config.timeout,
             timeline=timeline,

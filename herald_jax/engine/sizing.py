@@ -12,6 +12,7 @@ from herald_jax.engine.errors import EngineError
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.host_memory import format_bytes, host_memory_room
 from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
+from herald_jax.models import attention_kernel, head_kernel
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import (
     BEYOND_DENSE,
@@ -97,9 +98,17 @@ class Sizing:
             changes=self.config.transfer == "changes",
         )
 
-    def plan(self, shape: CacheShape) -> MemoryPlan:
-        """The memory plan of a cache."""
-        return plan(self.model, shape, prefill_chunk=self.config.prefill_chunk)
+    def plan(self, shape: CacheShape, sampled: bool = False) -> MemoryPlan:
+        """The memory plan of a cache; ``sampled``: some request has a temperature."""
+        model = self.model
+        return plan(
+            model,
+            shape,
+            prefill_chunk=self.config.chunk(jax.default_backend()),
+            fused=attention_kernel.applies(self.dtype, model.head_dim)
+            and head_kernel.applies(self.dtype, model.hidden_size),
+            sampled=sampled,
+        )
 
     @property
     def device_memory(self) -> int:
@@ -120,11 +129,7 @@ class Sizing:
         shape = self.shape(method, max_context)
         # Staging and every booking come out of the same host memory.
         return largest_batch(
-            self.model,
-            shape,
-            device_memory=self.device_memory,
-            host_memory=self.host_memory,
-            prefill_chunk=self.config.prefill_chunk,
+            shape, self.plan, device_memory=self.device_memory, host_memory=self.host_memory
         )
 
     def choose(self, max_context: int) -> tuple[str, str]:
@@ -157,13 +162,16 @@ class Sizing:
             reason += f"; {BEYOND_DENSE} keeps {format_bytes(sparse.device_bytes)} there"
         return BEYOND_DENSE, reason
 
-    def host_pool_bytes(self, method: str, shape: CacheShape) -> int:
+    def host_pool_bytes(self, method: str, shape: CacheShape, sampled: bool = False) -> int:
         """Bytes to reserve for the full pool: room for all slots, or as much as there is.
+
+        Args:
+          sampled: some request has a temperature.
 
         Raises:
           EngineError: the device cannot hold the cache, or the host not even one request.
         """
-        made = self.plan(shape)
+        made = self.plan(shape, sampled)
         if made.device_bytes > self.device_memory:
             raise EngineError(
                 f"{method} needs {format_bytes(made.device_bytes)} on the device for batch "

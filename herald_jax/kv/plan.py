@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.full_pool import index_bytes, row_bytes
+from herald_jax.models import head_kernel
 from herald_jax.models.config import EXPERT_ROWS, ModelConfig
 
 LOGIT_COPIES = 2
@@ -119,36 +121,55 @@ def prefill_rows(need: int, most: int, chunk: int) -> int:
     return min(rows, -(-max(most, need) // chunk) * chunk)
 
 
-def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) -> MemoryPlan:
+def plan(
+    config: ModelConfig,
+    shape: CacheShape,
+    *,
+    prefill_chunk: int = 512,
+    fused: bool = False,
+    sampled: bool = True,
+) -> MemoryPlan:
     """The memory plan of an engine with this cache.
 
-    Prompts are read between blocks: the active pool is there, the idle one, changes and the
-    workspace of a step are not, and what reads the prompt has their place. It takes one request's
-    full KV, the rows of a chunk and of the one before on their way to the host, a chunk's
-    activations and attention scores (float32), and the pool of one slot.
+    Prompts are read between blocks: the active pool and partial keys are there; the idle pool,
+    changes and the workspace of a step are not, and what reads the prompt has their place. It takes
+    one request's full KV, the rows of a chunk and of the one before on their way to the host, a
+    chunk's activations and attention scores (float32), and the pool of one slot.
+
+    Args:
+      prefill_chunk: prompt tokens that are read together.
+      fused: the device's kernels hold no scores and no padded experts and, unless ``sampled``, no
+        logits.
     """
     itemsize = shape.dtype.itemsize
     block, slots = config.block_size, shape.slots
-    pools = shape.active_bytes + shape.incoming_bytes
+    pools = shape.device_bytes - shape.exact_bytes
     heads, dim, layers = config.num_kv_heads, config.head_dim, config.num_layers
 
-    logits = LOGIT_COPIES * slots * block * config.vocab_size * 4
-    workspace = activation_bytes(config, slots * (2 * block + 1), itemsize) + logits
+    vocabulary = config.vocab_size
+    if fused and not sampled:
+        # Of every tile its peak, where that is, and a sum.
+        vocabulary = -(-vocabulary // head_kernel.COLUMNS) * 3
+    logits = LOGIT_COPIES * slots * block * vocabulary * 4
+    workspace = activation_bytes(config, slots * (2 * block + 1), itemsize, fused) + logits
 
-    rows = prefill_rows(shape.rows, shape.rows, prefill_chunk)
+    chunk = min(prefill_chunk, shape.rows)
+    rows = prefill_rows(shape.rows, shape.rows, chunk)
+    # The first block's importance needs its scores, whoever attends.
+    scored = block if fused else chunk
     reading = (
         layers * row_bytes(heads, dim, shape.dtype, rows)
-        + (layers + shape.sparse_layers) * row_bytes(heads, dim, shape.dtype, prefill_chunk)
-        + activation_bytes(config, prefill_chunk, itemsize)
-        + SCORE_COPIES * config.num_heads * prefill_chunk * rows * 4
+        + (layers + shape.sparse_layers) * row_bytes(heads, dim, shape.dtype, chunk)
+        + activation_bytes(config, chunk, itemsize, fused)
+        + SCORE_COPIES * config.num_heads * scored * rows * 4
         + shape.pool_bytes // slots
     )
     kept = slots * shape.sparse_layers
     return MemoryPlan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
-        pools=pools + shape.partial_bytes,
-        prefill=max(0, reading - (pools - shape.pool_bytes) - workspace),
+        pools=pools,
+        prefill=max(0, reading - (pools - shape.pool_bytes - shape.partial_bytes) - workspace),
         workspace=workspace,
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
         key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
@@ -156,7 +177,7 @@ def plan(config: ModelConfig, shape: CacheShape, *, prefill_chunk: int = 512) ->
     )
 
 
-def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+def activation_bytes(config: ModelConfig, tokens: int, itemsize: int, fused: bool) -> int:
     """Bytes of a layer's activations for so many tokens."""
     width = 2 * config.intermediate_size
     fixed = 0
@@ -165,23 +186,23 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
         each = 2 * config.hidden_size + 2 * experts.intermediate_size
         # Every chosen expert has its own copy of the token, its inner row and its answer.
         width = max(width, experts.per_token * each)
-        # Where no kernel takes ragged groups, every expert's batch is padded.
-        fixed = experts.count * EXPERT_ROWS * each * itemsize
+        if not fused:
+            # Where no kernel takes ragged groups, every expert's batch is padded.
+            fixed = experts.count * EXPERT_ROWS * each * itemsize
     return tokens * (4 * config.hidden_size + width) * itemsize + fixed
 
 
 def largest_batch(
-    config: ModelConfig,
     shape: CacheShape,
+    planned: Callable[[CacheShape], MemoryPlan],
     *,
     device_memory: int,
     host_memory: int,
-    prefill_chunk: int = 512,
 ) -> int:
     """Most slots whose plan fits both limits (0: not even one)."""
 
     def fits(slots: int) -> bool:
-        made = plan(config, replace(shape, slots=slots), prefill_chunk=prefill_chunk)
+        made = planned(replace(shape, slots=slots))
         return made.device_bytes <= device_memory and made.host_bytes <= host_memory
 
     low, high = 0, 1
