@@ -218,7 +218,7 @@ def test_all_ways_of_mage_decode_alike():
 
 
 def test_an_unknown_selector_names_the_known_ones():
-    with pytest.raises(ValueError, match="mage, mage-offload, oracle"):
+    with pytest.raises(ValueError, match="mage, mage-offload, mage-offload-cpu, infinigen, oracle"):
         make_selector("quest")
 
 

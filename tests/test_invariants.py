@@ -419,6 +419,7 @@ SHALLOW = dataclasses.replace(TINY, num_layers=2, exact_layers=1, vocab_size=99)
         ("merged-drafted", {}),
         ("mage", {}),
         ("oracle", {}),
+        ("mage-offload-cpu", {}),
         ("infinigen", {}),
     ],
 )

@@ -131,10 +131,10 @@ def plan(
 ) -> MemoryPlan:
     """The memory plan of an engine with this cache.
 
-    Prompts are read between blocks: the active pool is there, the idle one, changes and the
-    workspace of a step are not, and what reads the prompt has their place. It takes one request's
-    full KV, the rows of a chunk and of the one before on their way to the host, a chunk's
-    activations and attention scores (float32), and the pool of one slot.
+    Prompts are read between blocks: the active pool and partial keys are there; the idle pool,
+    changes and the workspace of a step are not, and what reads the prompt has their place. It takes
+    one request's full KV, the rows of a chunk and of the one before on their way to the host, a
+    chunk's activations and attention scores (float32), and the pool of one slot.
 
     Args:
       prefill_chunk: prompt tokens that are read together.
@@ -169,7 +169,7 @@ def plan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
         pools=pools,
-        prefill=max(0, reading - (pools - shape.pool_bytes) - workspace),
+        prefill=max(0, reading - (pools - shape.pool_bytes - shape.partial_bytes) - workspace),
         workspace=workspace,
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
         key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
