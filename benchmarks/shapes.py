@@ -102,9 +102,10 @@ def random_array(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> ja
 
 
 def random_cache(buffers: list[Any], seed: int = 0) -> list[Any]:
-    """Standard normal numbers in place of every K and V of a cache, the same for all slots.
+    """Standard normal numbers in place of every K and V of a cache, other ones for every slot.
 
-    The cache may be all that the device holds: each array goes before the one for it comes.
+    The cache may be all that the device holds: each array goes before the one for it comes, which
+    is made slot by slot.
     """
     made = []
     for index, pair in enumerate(buffers):
@@ -118,7 +119,11 @@ def random_cache(buffers: list[Any], seed: int = 0) -> list[Any]:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _random_slots(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    return jnp.broadcast_to(jax.random.normal(key, shape[1:], dtype), shape)
+    # Slots that were alike would all take the same experts, and read fewer of them.
+    def fill(slot: jax.Array, made: jax.Array) -> jax.Array:
+        return made.at[slot].set(jax.random.normal(jax.random.fold_in(key, slot), shape[1:], dtype))
+
+    return jax.lax.fori_loop(0, shape[0], fill, jnp.zeros(shape, dtype))
 
 
 def random_prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:
