@@ -3,10 +3,10 @@
     python -m benchmarks.prefill --json prefill.json --plot prefill.png
 
 One row a method and prompt length: random prompts one after the other, the first of a length not
-counted. ``warm_up_seconds`` is what compiling took before it, or loading what was compiled before. ``fraction_of_matmul`` counts the operations of the
-network's matrix products and of block-causal attention, over time, beside the rate of a large
-matrix product measured in the same run. Methods that keep the KV on the host write it there
-meanwhile, and that is in the time.
+counted. ``warm_up_seconds`` is what compiling took before it, or loading what was compiled before.
+``fraction_of_matmul`` counts the operations of the network's matrix products and of block-causal
+attention, over time, beside the rate of a large matrix product measured in the same run. Methods
+that keep the KV on the host write it there meanwhile, and that is in the time.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from herald_jax.diffusion.edit import Editing
 from herald_jax.diffusion.rules import Confidence
 from herald_jax.diffusion.sampling import Sampling, ban, entropy, greedy, measured, sample
 from herald_jax.engine.choice import voters
+from herald_jax.engine.choice_kernel import LARGEST, best_of
+from herald_jax.models import attention_kernel
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.head_kernel import applies
@@ -269,12 +271,16 @@ class StepPrograms:
     ) -> Buffer:
         fixed = 2 * self.block
         scores = importance(q, buffer[0], lengths, voting)[..., fixed:]
-        row = jnp.arange(scores.shape[-1])
+        valid = jnp.maximum(lengths - fixed, 0)
         # Candidates ascend by position, so the sinks come first.
-        sinks = row < jnp.minimum(self.sinks, budget)[:, None, None]
-        valid = row < (lengths - fixed)[:, None, None]
-        scores = jnp.where(valid, jnp.where(sinks, jnp.inf, scores), -1.0)
-        _, best = jax.lax.top_k(scores, self.selected)
+        sinks = jnp.minimum(self.sinks, budget)
+        if attention_kernel.applies(q.dtype, q.shape[-1]) and scores.shape[-1] <= LARGEST:
+            best = best_of(scores, budget, valid, sinks, self.selected)
+        else:
+            row = jnp.arange(scores.shape[-1])
+            ranked = jnp.where(row < sinks[:, None, None], jnp.inf, scores)
+            ranked = jnp.where(row < valid[:, None, None], ranked, -1.0)
+            _, best = jax.lax.top_k(ranked, self.selected)
         rows = best.swapaxes(1, 2)[..., None] + fixed
 
         def keep(pool: jax.Array) -> jax.Array:

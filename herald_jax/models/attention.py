@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from herald_jax.models import attention_kernel
+from herald_jax.models import attention_kernel, importance_kernel
 
 Implementation = Literal["xla", "cudnn"]
 
@@ -140,8 +140,11 @@ def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array
       float32 [N, H_kv, R], zero outside the valid rows.
     """
     group = q.shape[2] // k.shape[2]
-    valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
-    weights, total = _exponentials(pack(q, k.shape[2]), k, valid)
     votes = jnp.repeat(voters, group, axis=1).astype(jnp.float32)
     count = jnp.maximum(voters.sum(axis=1), 1).astype(jnp.float32)
+    if attention_kernel.applies(k.dtype, k.shape[-1]):
+        packed, share = pack(q, k.shape[2]), votes / count[:, None]
+        return importance_kernel.importance_of_rows(packed, k, lengths, share)
+    valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
+    weights, total = _exponentials(pack(q, k.shape[2]), k, valid)
     return jnp.einsum("nhsr,ns->nhr", weights / total, votes) / count[:, None, None]
