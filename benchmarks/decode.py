@@ -13,6 +13,7 @@ costs beside this is the end-to-end benchmark's matter.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -37,6 +38,7 @@ def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
+    from benchmarks.kernel_times import kernel_times
     from benchmarks.random_session import RandomSession
     from benchmarks.shapes import SHAPES
     from herald_jax import Budget, EngineConfig
@@ -44,7 +46,8 @@ def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
     from herald_jax.engine.sizing import Sizing
 
     config, dtype = SHAPES[point.model], jnp.dtype(options.dtype)
-    blocks = WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 1
+    # One more to settle in once selection is off, and one each to profile.
+    blocks = WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 3
     engine = EngineConfig(
         method=point.method,
         budget=Budget(point.budget, point.tokens),
@@ -80,9 +83,11 @@ def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
         made.run(WARM_UP_BLOCKS)
         warm = time.perf_counter()
         run = made.run(options.blocks)
+        kernels = kernel_times(functools.partial(made.run, 1), 1) if options.profile else None
         made.stop_selecting()
         made.run(1)
         ideal = made.run(IDEAL_BLOCKS)
+        ideal_kernels = kernel_times(functools.partial(made.run, 1), 1) if options.profile else None
         shape, plan = made.shape, sizing.plan(made.shape)
         stats = jax.devices()[0].memory_stats() or {}
         scanned = plan.key_index or plan.host_pool
@@ -117,6 +122,8 @@ def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
             "warm_up_seconds": round(warm - filled, 1),
             "block_seconds": [round(seconds, 4) for seconds in run.seconds],
         }
+        if kernels is not None:
+            row |= {"kernels": kernels, "ideal_kernels": ideal_kernels}
     finally:
         made.close()
         del made
@@ -167,6 +174,7 @@ def main() -> None:
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")
     parser.add_argument("--device-memory", default="80GB", help="arena, or 'all'")
+    parser.add_argument("--profile", action="store_true", help="kernels of a block, and of ideal's")
     parser.add_argument("--headroom", type=float, default=0.03, help="share left to fragments")
     parser.add_argument("--host-memory", default=None)
     options = parser.parse_args()

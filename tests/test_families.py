@@ -105,7 +105,7 @@ def kv_of(config: ModelConfig, tokens: list[int]) -> list[tuple[np.ndarray, np.n
 
 
 @pytest.mark.parametrize("method", ["dense", "herald-draft"])
-@pytest.mark.parametrize("case", ONE_RULE)
+@pytest.mark.parametrize("case", ONE_QUICK)
 def test_committed_kv_is_that_of_the_final_tokens(case, method):
     """Edited blocks among them: what is kept was computed after the last edit."""
     config, rule = network(case), CASES[case][2]

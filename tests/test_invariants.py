@@ -415,11 +415,11 @@ SHALLOW = dataclasses.replace(TINY, num_layers=2, exact_layers=1, vocab_size=99)
     [
         ("herald-draft", {"retrieval_streams": 2, "layer_group": 1}),
         ("herald-merged", {"transfer": "changes"}),
-        ("merged-late", {}),
+        pytest.param("merged-late", {}, marks=pytest.mark.slow),
         ("merged-drafted", {}),
         ("mage", {}),
-        ("oracle", {}),
-        ("mage-offload-cpu", {}),
+        pytest.param("oracle", {}, marks=pytest.mark.slow),
+        pytest.param("mage-offload-cpu", {}, marks=pytest.mark.slow),
         ("infinigen", {}),
     ],
 )

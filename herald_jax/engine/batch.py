@@ -29,6 +29,7 @@ class Batch:
         self.shape, self.mask_id, self.budget, self.sinks = shape, mask_id, budget, sinks
         self.device = device
         self.slots: list[Slot | None] = [None] * shape.slots
+        self._indices: np.ndarray | None = None
 
     def active(self) -> Iterator[tuple[int, Slot]]:
         """Slots that hold a request, with their index."""
@@ -149,6 +150,10 @@ class Batch:
             empty = np.zeros(host_kernels.index_shape(shape.kv_heads, 0, shape.head_dim), np.uint8)
             index = [[empty if b is None else b.index[at] for b in bookings] for at in layers]
         rows = (shape.sparse_layers, shape.slots, shape.kv_heads, max(shape.candidates, 1))
+        if self._indices is None:
+            # Of use until the next pool is there, and too large to be made anew for every block:
+            # the device would wait while its pages are touched.
+            self._indices = np.full(rows, -1, np.int32)
         return SelectionJob(
             extents=extents,
             index=index,
@@ -158,7 +163,11 @@ class Batch:
             budget=budget,
             candidates=fetched,
             seeds=self._seeds(),
-            indices=np.full(rows, -1, np.int32),
+            indices=self._indices,
             status=np.zeros(shape.slots, np.int32),
             sinks=self.sinks,
         )
+
+    def forget_indices(self) -> None:
+        """The next job gets an array of its own: somebody may still write to that of the last."""
+        self._indices = None

@@ -93,6 +93,7 @@ class Handover:
         if self.retrieval.busy:
             with contextlib.suppress(WaitTimeout):
                 self.retrieval.join()
+        self.batch.forget_indices()
         self._committed = None
 
     def clear(self, index: int) -> None:

@@ -19,7 +19,7 @@ from herald_jax.models.assignments import Assignments
 from herald_jax.models.config import ExpertsConfig
 
 #: Tokens of a tile, and the warps that choose.
-CHOSEN, CHOSEN_WARPS, PLACED = 16, 4, 32
+CHOSEN, CHOSEN_WARPS, PLACED = 2, 1, 32
 
 
 def _largest(values: jax.Array, free: jax.Array, names: jax.Array) -> jax.Array:
