@@ -138,7 +138,7 @@ def test_refinement_keeps_what_the_blocks_own_masks_attend_most(sinks):
     masked[2] = False
     lengths, budget = np.array([fixed + 14, fixed + 9, fixed + 5]), np.array([6, 5, 2])
     buffer = (jnp.asarray(keys), jnp.asarray(values))
-    _, (kept,), _ = programs.query_step(
+    _, (kept,), _, _ = programs.query_step(
         [layer], [buffer], jnp.asarray(x), jnp.asarray(positions), jnp.asarray(lengths),
         jnp.asarray(masked), jnp.asarray(budget),
     )  # fmt: skip

@@ -205,17 +205,21 @@ class MainStream:
     ) -> tuple[jax.Array, list[Queries]]:
         """As ``_pool``, with the merged queries of every sparse layer."""
         queries: list[Queries] = []
-        # A refined pool is smaller than its candidates and cannot take their place.
-        donate = [] if refines else [0]
-        if refines and self.cache.shape.changes:
-            self.cache.candidates = list(self.cache.pool)
+        candidates: list[Any] = []
+        keeps = refines and self.cache.shape.changes
         for group, part in self._pool_parts():
-            program = self.stack.on_layers(self.programs.query_step, group, donate=donate)
-            x, self.cache.pool[part], merged = program(
+            program = self.stack.on_layers(self.programs.query_step, group, donate=[0])
+            x, self.cache.pool[part], merged, passed = program(
                 self.cache.pool[part], x, state.positions, lengths, state.masked, budget
             )
+            if keeps:
+                candidates += passed
+            # Nothing else may hold what takes the room of the next pool.
+            del passed
             queries += merged
             self._pace(x)
+        if keeps:
+            self.cache.candidates = candidates
         return x, queries
 
     def _pair_step(

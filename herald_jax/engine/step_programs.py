@@ -234,7 +234,7 @@ class StepPrograms:
         lengths: jax.Array,
         masked: jax.Array,
         budget: jax.Array,
-    ) -> tuple[jax.Array, list[Buffer], list[Queries]]:
+    ) -> tuple[jax.Array, list[Buffer], list[Queries], list[Buffer | None]]:
         """A step through sparse layers for selectors that use its queries.
 
         Where the pool holds candidates, they are all attended, and the ``budget[n]`` best by the
@@ -243,9 +243,12 @@ class StepPrograms:
         The masked positions vote, or all where none is left.
 
         Returns:
-          x, buffers of capacity 2B + K, and merged queries float32 [N, H_q, D] per layer.
+          x, buffers of capacity 2B + K, merged queries float32 [N, H_q, D] per layer, and the
+          candidates of layers that were refined: a donated buffer that is a result is written in
+          place, where one that is none would be copied.
         """
         result: list[Buffer] = []
+        candidates: list[Buffer | None] = []
         merged: list[Queries] = []
         voting = voters(masked)
         votes = voting[..., None, None].astype(jnp.float32)
@@ -256,10 +259,12 @@ class StepPrograms:
             x = layer.post(x, attend(q, *buffer, lengths))
             mean = (q.astype(jnp.float32) * votes).sum(1) / votes.sum(1)
             merged.append((rotate(mean, angles) if self.rotates else mean, None))
-            if buffer[0].shape[1] > 2 * self.block + self.selected:
+            refines = buffer[0].shape[1] > 2 * self.block + self.selected
+            candidates.append(buffer if refines else None)
+            if refines:
                 buffer = self._refine(q, buffer, lengths, voting, budget)
             result.append(buffer)
-        return x, result, merged
+        return x, result, merged, candidates
 
     def _refine(
         self,
@@ -285,7 +290,7 @@ class StepPrograms:
 
         def keep(pool: jax.Array) -> jax.Array:
             return jnp.concatenate(
-                [pool[:, :fixed], jnp.take_along_axis(pool, rows, axis=1)], axis=1
+                [pool[:, :fixed], jnp.take_along_axis(pool, rows, axis=1, mode="clip")], axis=1
             )
 
         return keep(buffer[0]), keep(buffer[1])
