@@ -72,7 +72,8 @@ def _base(config: ModelConfig) -> Engine:
 def engine(method: str, budget: float = 1.0, config: ModelConfig = TINY, **options) -> Engine:
     """An engine over the tiny network."""
     settings = {"max_batch": 3, "prefill_chunk": 64, "max_context": 192, "timeout": 60.0}
-    settings |= {"budget": Budget(budget)} | options
+    # Most tests run a part of what a warm-up would compile.
+    settings |= {"budget": Budget(budget), "warm_up": False} | options
     made = _base(config).with_config(EngineConfig(method=method, **settings))
     OPEN.append(made)
     return made

@@ -431,7 +431,7 @@ def test_no_compilation_after_warm_up(method, options):
         if name.endswith("backend_compile_duration"):
             compiled.append(details.get("fun_name"))
 
-    made = engine(method, 0.1, SHALLOW, max_batch=2, max_context=96, **options)
+    made = engine(method, 0.1, SHALLOW, max_batch=2, max_context=96, warm_up=True, **options)
     rule = dataclasses.replace(RULES["dynamic"], max_new_tokens=17)
     ids = prompts((40, 3, 18))
     jax.monitoring.register_event_duration_secs_listener(listen)

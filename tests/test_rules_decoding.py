@@ -131,7 +131,7 @@ def test_nothing_compiles_after_warm_up_with_edits_and_own_options():
         if name.endswith("backend_compile_duration"):
             compiled.append(details.get("fun_name"))
 
-    made = engine("herald-draft", 0.1)
+    made = engine("herald-draft", 0.1, warm_up=True)
     rule = dataclasses.replace(EDITING, temperature=0.5)
     answers(made, prompts((40, 100, 150, 3)), rule)
     jax.monitoring.register_event_duration_secs_listener(listen)

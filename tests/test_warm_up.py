@@ -23,7 +23,7 @@ FLAT = dataclasses.replace(TINY, num_layers=2, exact_layers=1, vocab_size=101)
 
 
 def test_a_session_is_warm_and_as_new():
-    made = engine("herald-merged", 0.25, FLAT, max_batch=2, max_context=96)
+    made = engine("herald-merged", 0.25, FLAT, max_batch=2, max_context=96, warm_up=True)
     compiled, said = collections.Counter(), []
 
     def listen(name, seconds, **details):

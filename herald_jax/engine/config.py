@@ -56,6 +56,8 @@ class EngineConfig:
       device_memory, host_memory: limits in bytes; None takes what there is.
       sinks: leading positions that are always selected.
       timeout: seconds any single wait may take before the requests concerned fail.
+      warm_up: compile everything before the first request; without it programs compile as they are
+        met, and the requests that meet them wait.
       trace: record a timeline of both streams.
     """
 
@@ -76,6 +78,7 @@ class EngineConfig:
     host_memory: int | None = None
     sinks: int = 4
     timeout: float = 600.0
+    warm_up: bool = True
     trace: bool = False
 
     def __post_init__(self) -> None:

@@ -205,7 +205,7 @@ class Engine:
     ) -> Session:
         """The session for these requests: the one at hand where it fits, else a new one.
 
-        All that they will run is compiled then.
+        All that they will run is compiled then, unless the configuration leaves that out.
         """
         longest = max(request.rows(self.config.block_size) for request in requests)
         session = self.session
@@ -216,6 +216,8 @@ class Engine:
         if session is None or not session.take(longest, generation, sampled):
             session = self._new_session(longest, generation, sampled)
         assert self.warm_up is not None
+        if not self.engine_config.warm_up:
+            return session
         try:
             self.warm_up.run(requests, progress)
             self.scratch = self.warm_up.scratch
