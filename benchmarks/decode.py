@@ -22,8 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode_points import PRESETS, Point
-from benchmarks.environment import arguments, check_output, write
+from benchmarks.decode_points import MODELS, PRESETS, Point
+from benchmarks.environment import DTYPES, arguments, check_output, write
+from benchmarks.refusals import at_least, check_methods, check_steps, refusals
 
 WARM_UP_BLOCKS = 2
 IDEAL_BLOCKS = 3
@@ -163,14 +164,14 @@ def main() -> None:
     """Runs the benchmark."""
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["headline"])
-    parser.add_argument("--models", nargs="*", default=[], help="only these")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="only these")
     parser.add_argument("--methods", nargs="*", default=[], help="only these")
     parser.add_argument("--contexts", nargs="*", type=int, default=[], help="only these")
     parser.add_argument("--batch", type=int, help="this batch instead of the preset's")
     parser.add_argument("--steps", type=int, help="this T instead of the preset's")
     parser.add_argument("--blocks", type=int, default=5, help="measured blocks")
     parser.add_argument("--candidates-ratio", type=float, help="C / K of methods that refine")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")
     parser.add_argument("--device-memory", default="80GB", help="arena, or 'all'")
@@ -180,20 +181,26 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.dtype, options.blocks, options.device_memory = "float32", 2, "all"
-    check_output(options.json, options.plot)
     from herald_jax.cli.options import read_size
     from herald_jax.cli.platform import prepare_platform
 
     whole = options.device_memory == "all"
-    options.device_bytes = None if whole else read_size(options.device_memory, "--device-memory")
-    options.host_bytes = read_size(options.host_memory, "--host-memory")
-    prepare_platform(options.device_bytes)
-    rows, skipped = _known(options.json), []
+    size = None if whole else options.device_memory
+    with refusals(parser):
+        at_least(options, 1, "batch", "steps", "blocks", "layer_group", "threads")
+        check_methods(options.methods)
+        if not 0 <= options.headroom < 1:
+            raise ValueError(f"--headroom {options.headroom:g} is no share: give one in [0, 1)")
+        options.device_bytes = read_size(size, "--device-memory")
+        options.host_bytes = read_size(options.host_memory, "--host-memory")
+        wanted = _checked(points(options))
+        check_output(options.json, options.plot)
+        rows, skipped = _known(options.json), []
+        prepare_platform(options.device_bytes)
     done = {(row["point"], row["device_memory_gb"]) for row in rows}
     settings = {key: str(value) for key, value in vars(options).items()}
     limit = options.device_bytes and options.device_bytes / 1e9
     model, stack = None, None
-    wanted = points(options)
     for at, point in enumerate(wanted):
         if (point.name, limit) in done:
             continue
@@ -222,10 +229,41 @@ def main() -> None:
 
 
 def _known(path: Path | None) -> list[dict[str, Any]]:
-    """Rows of an earlier run."""
+    """Rows of an earlier run.
+
+    Raises:
+      ValueError: the file holds something else.
+    """
     if path is None or not path.exists():
         return []
-    return list(json.loads(path.read_text())["rows"])
+    try:
+        rows = list(json.loads(path.read_text())["rows"])
+        _ = [(row["point"], row["device_memory_gb"]) for row in rows]
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(
+            f"{path} is no result to go on from: delete it or name another file"
+        ) from None
+    return rows
+
+
+def _checked(wanted: list[Point]) -> list[Point]:
+    """The points, if there are any and they can be measured.
+
+    Raises:
+      ValueError: with one sentence.
+    """
+    from benchmarks.shapes import SHAPES
+    from herald_jax import EngineConfig
+
+    if not wanted:
+        raise ValueError(
+            "the presets have no such point: give fewer of --models, --methods and --contexts, or "
+            "another --preset"
+        )
+    for point in wanted:
+        EngineConfig(candidates_ratio=point.candidates_ratio)
+        check_steps(point.steps, SHAPES[point.model])
+    return wanted
 
 
 def _stack(model: str, dtype: str) -> Any:

@@ -20,7 +20,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.environment import arguments, check_output, write
+from benchmarks.environment import DTYPES, arguments, check_output, write
+from benchmarks.refusals import at_least, check_steps, read_points, refusals
 from benchmarks.shapes import SHAPES, random_model, random_prompts
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig
 from herald_jax.engine.request import Result
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="T, denoising steps per block")
     parser.add_argument("--budget", type=float, default=0.05)
     parser.add_argument("--candidates-ratio", type=float, default=None, help="C / K")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--device-memory", default="80GB", help="arena, or 'all'")
     options = parser.parse_args()
     if options.quick:
@@ -157,22 +158,28 @@ def main() -> None:
             dtype="float32",
             device_memory="all",
         )
-    check_output(options.json, options.plot)
     from herald_jax.cli.options import read_size
     from herald_jax.cli.platform import prepare_platform
 
     whole = options.device_memory == "all"
-    options.device_bytes = None if whole else read_size(options.device_memory, "--device-memory")
-    prepare_platform(options.device_bytes)
+    size = None if whole else options.device_memory
     config = SHAPES[options.model]
+    with refusals(parser):
+        at_least(options, 1, "contexts", "tokens", "steps")
+        EngineConfig(budget=Budget(options.budget), candidates_ratio=options.candidates_ratio)
+        check_steps(options.steps, config)
+        points = read_points(options.points)
+        check_output(options.json, options.plot)
+        options.device_bytes = read_size(size, "--device-memory")
+        prepare_platform(options.device_bytes)
     stack = LayerStack(random_model(config, options.dtype), jax.devices()[0])
     settings = {key: str(value) for key, value in vars(options).items()}
     rows: list[dict[str, Any]] = []
     for context in options.contexts:
         first: dict[str, Any] | None = None
-        for point in options.points:
-            method, batch = point.split(":")
-            row = measure(stack, method, context, int(batch), options)
+        for method, batch in points:
+            with refusals(parser):
+                row = measure(stack, method, context, batch, options)
             first = first or row
             row["pays_from_tokens"] = (
                 None if row is first else pays_from(row, first, config.block_size, 1 << 14)

@@ -15,6 +15,8 @@ import host_kernels
 
 #: Options that name files and folders of the machine.
 OUTPUTS = ("json", "plot", "folder")
+#: Of weights and KV.
+DTYPES = ("bfloat16", "float32")
 
 
 def environment() -> dict[str, Any]:

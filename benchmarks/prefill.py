@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.ceilings import ceilings
-from benchmarks.environment import arguments, check_output, write
+from benchmarks.environment import DTYPES, arguments, check_output, write
+from benchmarks.refusals import at_least, check_methods, refusals
 from benchmarks.shapes import SHAPES, random_model, random_prompts
 from herald_jax import Engine, EngineConfig, GenerationConfig
 from herald_jax.engine.request import Result
@@ -121,20 +122,24 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[8192, 16384, 32768])
     parser.add_argument("--prompts", type=int, default=3, help="measured prompts of each length")
     parser.add_argument("--chunk", type=int, default=4096, help="prompt tokens per program")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options = parser.parse_args()
     if options.quick:
         vars(options).update(
             model="tiny", contexts=[512, 1024], prompts=1, chunk=256, dtype="float32"
         )
-    check_output(options.json, options.plot)
+    with refusals(parser):
+        at_least(options, 1, "contexts", "prompts", "chunk")
+        check_methods(options.methods)
+        check_output(options.json, options.plot)
     peak = ceilings(jnp.dtype(options.dtype), 512 if options.quick else 8192).flops_per_second
     stack = LayerStack(random_model(SHAPES[options.model], options.dtype), jax.devices()[0])
     settings = {key: str(value) for key, value in vars(options).items()}
     rows = []
     for method in options.methods:
         for length in options.contexts:
-            rows.append(measure(stack, method, length, options, peak))
+            with refusals(parser):
+                rows.append(measure(stack, method, length, options, peak))
             print(rows[-1], flush=True)
             if options.json:
                 write(options.json, settings, rows)

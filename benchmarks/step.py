@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.ceilings import Ceilings, ceilings
-from benchmarks.environment import arguments, check_output, write
+from benchmarks.environment import DTYPES, arguments, check_output, write
 from benchmarks.floor import operations
 from benchmarks.kernel_times import kernel_times
+from benchmarks.refusals import at_least, check_steps, read_points, refusals
 from benchmarks.shapes import SHAPES, random_cache, random_model
 from herald_jax.diffusion.accept import AcceptRule
 from herald_jax.engine.batch import Batch
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5, help="measured blocks")
     parser.add_argument("--budget", type=float, default=0.05)
     parser.add_argument("--candidates-ratio", type=float, default=1.0, help="C / K of the pools")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layer-group", type=int, default=1)
     parser.add_argument("--queue-depth", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="kernels of a step by time")
@@ -194,15 +195,21 @@ def main() -> None:
             blocks=2,
             dtype="float32",
         )
-    check_output(options.json, options.plot)
     config = SHAPES[options.model]
+    with refusals(parser):
+        at_least(options, 1, "steps", "blocks", "layer_group")
+        at_least(options, 0, "queue_depth")
+        at_least(options, config.block_size, "context")
+        EngineConfig(budget=Budget(options.budget), candidates_ratio=options.candidates_ratio)
+        check_steps(options.steps, config)
+        points = read_points(options.points)
+        check_output(options.json, options.plot)
     ceiling = ceilings(jnp.dtype(options.dtype), 512 if options.quick else 8192)
     stack = LayerStack(random_model(config, options.dtype), jax.devices()[0])
     settings = {key: str(value) for key, value in vars(options).items()}
     rows: list[dict[str, Any]] = []
-    for point in options.points:
-        method, batch = point.split(":")
-        rows.append(Bench(config, stack, method, options, int(batch)).row(method, ceiling))
+    for method, batch in points:
+        rows.append(Bench(config, stack, method, options, batch).row(method, ceiling))
         print({k: v for k, v in rows[-1].items() if k != "kernels"}, flush=True)
         for name, milliseconds in list(rows[-1].get("kernels", {}).items())[:60]:
             print(f"{milliseconds:9.4f} ms a step  {name}", flush=True)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from networks import answers, engine, prompts
 
+import host_kernels
 from herald_jax import GenerationConfig
+from herald_jax.engine import host_block
 from herald_jax.selection import SelectionJob, make_selector
 from host_kernels import reference
 
@@ -87,3 +89,21 @@ def test_a_context_of_two_blocks_has_nothing_to_select(method):
     rule = GenerationConfig(max_new_tokens=8, threshold=0.3)
     plain = answers(engine("dense", max_context=16, max_batch=2), given, rule)
     assert answers(engine(method, max_context=16, max_batch=2), given, rule) == plain
+
+
+@pytest.mark.parametrize("call", ["attend_select", "store_rows"])
+def test_what_fails_on_the_cpu_fails_its_requests_with_a_reason(monkeypatch, call):
+    """As what cannot be fetched does: nothing but a result may come of a request."""
+    made, given = engine("mage-offload-cpu"), prompts((20, 30))
+    rule = GenerationConfig(max_new_tokens=8, threshold=0.3)
+    plain = answers(made, given, rule)
+
+    def fails(*_, **__):
+        raise RuntimeError("out of luck")
+
+    where = host_block if call == "store_rows" else host_kernels
+    with monkeypatch.context() as patch:
+        patch.setattr(where, call, fails)
+        results = list(made.generate(given, rule))
+    assert [result.error for result in results] == ["selection failed: out of luck"] * 2
+    assert answers(made, given, rule) == plain

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import TINY, engine, prompts, tiny_model
+from networks import TINY, answers, engine, prompts, tiny_model
 
 from herald_jax import GenerationConfig
 from herald_jax.engine import main_stream
+from herald_jax.engine.errors import EngineError
 from herald_jax.engine.request import Request
 from herald_jax.models.attention import attend, attend_blocks
 from host_kernels import reference
@@ -120,3 +121,18 @@ def test_representative_passes_the_exact_layers_over_prefix_and_draft(observed, 
             np.asarray(seen["representative"])[index, 0], np.asarray(x)[0, -1], atol=2e-4
         )
     session.close()
+
+
+def test_a_retrieval_that_failed_does_not_keep_a_session_from_ending(monkeypatch):
+    """The main stream may fail in the same block, for the same reason."""
+    made = engine("herald-merged")
+    answers(made, prompts((20,)), GenerationConfig(max_new_tokens=8))
+    session = made.session
+
+    def fails():
+        raise EngineError("the retrieval stream failed")
+
+    monkeypatch.setattr(session.retrieval, "join", fails)
+    monkeypatch.setattr(session.retrieval, "_current", object())
+    made.close()
+    assert made.session is None

@@ -9,7 +9,7 @@ import jax
 
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_rows import BlockRows
-from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.errors import EngineError
 from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.retrieval_stream import RetrievalStream
 from herald_jax.engine.step_programs import Queries
@@ -91,7 +91,7 @@ class Handover:
     def abandon(self) -> None:
         """Waits until no retrieval reads the bookings any more, and forgets it."""
         if self.retrieval.busy:
-            with contextlib.suppress(WaitTimeout):
+            with contextlib.suppress(EngineError):
                 self.retrieval.join()
         self.batch.forget_indices()
         self._committed = None

@@ -13,6 +13,7 @@ import numpy as np
 
 from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.choice import voters
+from herald_jax.engine.errors import EngineError
 from herald_jax.engine.row_fetch import RowFetch, kept_rows
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import BlockState
@@ -115,8 +116,11 @@ class HostBlock(BlockSelection):
             began = time.perf_counter()
             with self.timeline.span("main", "scan"):
                 k, v = np.asarray(rows)
-                store_rows(self.bookings, layer, start, own, k, v)
-                out = self.selector.attend(layer, np.asarray(q), voting, job)
+                try:
+                    store_rows(self.bookings, layer, start, own, k, v)
+                    out = self.selector.attend(layer, np.asarray(q), voting, job)
+                except Exception as error:
+                    raise EngineError(f"selection failed: {error}") from error
             self.timeline.stall_seconds += time.perf_counter() - began
             x = self.stack.on_layers(self.programs.answer, group)(x, out)
             chosen = np.concatenate([tail, job.indices[layer]], axis=2)
