@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from herald_jax import Budget, Engine, EngineConfig
@@ -52,6 +53,16 @@ def make_model(config: ModelConfig, seed: int) -> Decoder:
 
     graph, state = nnx.split(model)
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(sharpen, state))
+
+
+#: Selectors that differ from another one in a flag or in who scores, and not in how they run.
+VARIANTS = ("merged", "merged-unrotated", "merged-late", "centre", "window", "random")
+
+
+def unless_variant(method: str, *values: object) -> object:
+    """Parameters of a test that shows nothing new of a variant, which then runs only at length."""
+    marks = pytest.mark.slow if method in VARIANTS else ()
+    return pytest.param(method, *values, marks=marks)
 
 
 def prompts(lengths, config: ModelConfig = TINY, seed: int = 0) -> list[list[int]]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import TINY, answers, engine, make_model, prompts, tiny_model
+from networks import TINY, answers, engine, make_model, prompts, tiny_model, unless_variant
 
 import herald_jax
 import host_kernels
@@ -181,7 +181,7 @@ def test_a_network_that_gives_nan_fails_one_request_only():
 
 
 @pytest.mark.parametrize("exact_layers", [None, 0])
-@pytest.mark.parametrize("method", ["dense", *SELECTORS])
+@pytest.mark.parametrize("method", map(unless_variant, ["dense", *SELECTORS]))
 def test_nan_does_not_outlive_its_request(method, exact_layers):
     """Whoever comes next into the slot, shorter or longer, answers as on a fresh engine."""
     if method == "dense" and exact_layers == 0:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from networks import TINY, answers, make_model, prompts
 
 from herald_jax import Engine, EngineConfig, GenerationConfig
 from herald_jax.diffusion.sampling import ban, greedy
 from herald_jax.engine import step_programs
 from herald_jax.models import head_kernel
-from tests.networks import TINY, answers, make_model, prompts
 
 SIZES = (16, 64, 32)
 
