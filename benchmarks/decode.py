@@ -197,12 +197,12 @@ def main() -> None:
         check_output(options.json, options.plot)
         rows, skipped = _known(options.json), []
         prepare_platform(options.device_bytes)
-    done = {(row["point"], row["device_memory_gb"]) for row in rows}
+    done = {(row["point"], row["device_memory_gb"], row["dtype"]) for row in rows}
     settings = {key: str(value) for key, value in vars(options).items()}
     limit = options.device_bytes and options.device_bytes / 1e9
     model, stack = None, None
     for at, point in enumerate(wanted):
-        if (point.name, limit) in done:
+        if (point.name, limit, options.dtype) in done:
             continue
         if point.model != model:
             stack = None

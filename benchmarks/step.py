@@ -38,6 +38,7 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.models.config import ModelConfig
+from herald_jax.selection import SELECTORS
 
 WARM_UP_BLOCKS = 2
 TIMEOUT = 300.0
@@ -203,6 +204,12 @@ def main() -> None:
         EngineConfig(budget=Budget(options.budget), candidates_ratio=options.candidates_ratio)
         check_steps(options.steps, config)
         points = read_points(options.points)
+        for method, _ in points:
+            if method != "dense" and SELECTORS[method].style not in ("layer-serial", "query-once"):
+                raise ValueError(
+                    f"--points {method} selects within its steps, which are not all alike: "
+                    "benchmarks.decode measures it"
+                )
         check_output(options.json, options.plot)
     ceiling = ceilings(jnp.dtype(options.dtype), 512 if options.quick else 8192)
     stack = LayerStack(random_model(config, options.dtype), jax.devices()[0])

@@ -19,6 +19,7 @@ TINY = ["--model", "tiny", "--dtype", "float32"]
         (step, ["--points", "dense:0"], "no METHOD:BATCH"),
         (step, ["--points", "nope:2"], "unknown"),
         (step, ["--points", "auto:2"], "no method to measure"),
+        (step, ["--points", "infinigen:2"], "selects within its steps"),
         (step, ["--context", "-4"], "--context -4 is too small"),
         (step, ["--steps", "99"], "more than the block size"),
         (step, ["--budget", "2"], "outside (0, 1]"),
