@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from herald_jax.models.pallas_call import kernel_call
+
 #: Most rows that a program holds.
 LARGEST = 1 << 14
 _TOP = (1 << 31) - 1
@@ -68,12 +70,12 @@ def best_of(
     """
     slots, heads, rows = scores.shape
     size = 1 << max(0, rows - 1).bit_length()
-    out: jax.Array = pl.pallas_call(
+    out: jax.Array = kernel_call(
         functools.partial(_kernel, size=size, rows=rows),
+        "best_of",
         grid=(heads, slots),
         out_shape=jax.ShapeDtypeStruct((slots, heads, capacity), jnp.int32),
-        name="best_of",
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
+        warps=8,
+        stages=1,
     )(scores, counts, valid, sinks)
     return out

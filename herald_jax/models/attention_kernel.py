@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from herald_jax.models.pallas_call import kernel_call, on_gpu, power_of_two
+
 
 class Tiling(NamedTuple):
     """Query rows and keys of a step, powers of two; warps, and steps in flight."""
@@ -32,8 +34,8 @@ TILING = Tiling()
 
 def applies(dtype: jnp.dtype, head_dim: int) -> bool:
     """Whether the kernel is the way: half precision, on CUDA, of a size that it takes."""
-    powers = head_dim & (head_dim - 1) == 0 and 16 <= head_dim <= 256
-    return jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and powers
+    half = dtype in (jnp.bfloat16, jnp.float16)
+    return on_gpu() and half and power_of_two(head_dim, 16) and head_dim <= 256
 
 
 def _kernel(ends: Any, q: Any, k: Any, v: Any, out: Any, *, tiling: Tiling, total: int) -> None:
@@ -100,11 +102,12 @@ def attend_to_ends(
       [N, S, H, D] in the dtype of ``v``.
     """
     slots, rows, heads, _ = q.shape
-    return pl.pallas_call(
+    out: jax.Array = kernel_call(
         functools.partial(_kernel, tiling=tiling, total=rows),
+        "attend_to_ends",
         grid=(-(-rows // tiling.rows), heads, slots),
         out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
-        name="attend_to_ends",
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
+        warps=tiling.warps,
+        stages=tiling.stages,
     )(ends, q, k, v)
+    return out

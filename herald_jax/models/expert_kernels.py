@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from herald_jax.models.assignments import Assignments
+from herald_jax.models.pallas_call import kernel_call
 
 
 class Tiling(NamedTuple):
@@ -81,11 +82,33 @@ def tiles(taken: Assignments, height: int) -> Tiles:
     return Tiles(expert, taken.starts[expert] + offset, jnp.where(tile < ends[-1], rows, 0))
 
 
-def _by_height(tiling: Tiling, count: jax.Array, run: Callable[[int], None]) -> None:
-    """Runs the lowest height that holds ``count`` rows; nothing where there are none."""
+class _Place(NamedTuple):
+    """Where a program works: its expert, a slice of its rows and which are valid, its columns."""
+
+    expert: jax.Array
+    rows: Any
+    valid: jax.Array
+    columns: Any
+
+
+def _at_its_height(
+    tiling: Tiling, tile: tuple[Any, Any, Any], run: Callable[[_Place], None]
+) -> None:
+    """Runs a program at the lowest height that holds its tile's rows; a spare tile not at all."""
+    columns = pl.ds(pl.program_id(0) * tiling.columns, tiling.columns)
+    expert, start, count = (part[pl.program_id(1)] for part in tile)
     heights = tiling.heights
     for height, below in zip(heights, [*heights[1:], 0], strict=True):
-        pl.when((count > below) & (count <= height))(functools.partial(run, height))
+
+        def at_this(height: int = height) -> None:
+            run(_Place(expert, pl.ds(start, height), jnp.arange(height) < count, columns))
+
+        pl.when((count > below) & (count <= height))(at_this)
+
+
+def _step(step: jax.Array, depth: int) -> Any:
+    """The slice of a sum's ``step``-th part."""
+    return pl.ds(pl.multiple_of(step * depth, depth), depth)
 
 
 def _inner_kernel(
@@ -102,67 +125,58 @@ def _inner_kernel(
     taken: int,
 ) -> None:
     """One tile of inner rows: out[rows, columns] = silu(x[tokens] @ gate) * (x[tokens] @ up)."""
-    columns = pl.ds(pl.program_id(0) * tiling.columns, tiling.columns)
-    tile = pl.program_id(1)
-    own, first, count = expert[tile], start[tile], rows[tile]
 
-    def run(height: int) -> None:
-        valid = jnp.arange(height) < count
-        at = pl.ds(first, height)
-        token = plgpu.load(order.at[at], mask=valid, other=0) // taken
+    def run(at: _Place) -> None:
+        token = plgpu.load(order.at[at.rows], mask=at.valid, other=0) // taken
 
         def add(step: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            part = pl.ds(pl.multiple_of(step * tiling.depth, tiling.depth), tiling.depth)
+            weights = at.expert, _step(step, tiling.depth), at.columns
             channel = step * tiling.depth + jnp.arange(tiling.depth)
             some = plgpu.load(x.at[token[:, None], channel[None, :]])
             return (
-                sums[0] + plgpu.dot(some, plgpu.load(gate.at[own, part, columns])),
-                sums[1] + plgpu.dot(some, plgpu.load(up.at[own, part, columns])),
+                sums[0] + plgpu.dot(some, plgpu.load(gate.at[weights])),
+                sums[1] + plgpu.dot(some, plgpu.load(up.at[weights])),
             )
 
-        zero = jnp.zeros((height, tiling.columns), jnp.float32)
+        zero = jnp.zeros((len(at.valid), tiling.columns), jnp.float32)
         gated, wide = jax.lax.fori_loop(0, x.shape[1] // tiling.depth, add, (zero, zero))
-        made = gated / (1 + jnp.exp(-gated)) * wide
-        plgpu.store(out.at[at, columns], made.astype(out.dtype), mask=valid[:, None])
+        made = (gated / (1 + jnp.exp(-gated)) * wide).astype(out.dtype)
+        plgpu.store(out.at[at.rows, at.columns], made, mask=at.valid[:, None])
 
-    _by_height(tiling, count, run)
+    _at_its_height(tiling, (expert, start, rows), run)
 
 
 def _outer_kernel(
     expert: Any, start: Any, rows: Any, inner: Any, down: Any, out: Any, *, tiling: Tiling
 ) -> None:
     """One tile of outer rows: out[rows, columns] = inner[rows] @ down."""
-    columns = pl.ds(pl.program_id(0) * tiling.columns, tiling.columns)
-    tile = pl.program_id(1)
-    own, first, count = expert[tile], start[tile], rows[tile]
 
-    def run(height: int) -> None:
-        valid = jnp.arange(height) < count
-        at = pl.ds(first, height)
+    def run(at: _Place) -> None:
+        valid = at.valid[:, None]
 
         def add(step: jax.Array, total: jax.Array) -> jax.Array:
-            part = pl.ds(pl.multiple_of(step * tiling.depth, tiling.depth), tiling.depth)
-            some = plgpu.load(inner.at[at, part], mask=valid[:, None], other=0.0)
-            return total + plgpu.dot(some, plgpu.load(down.at[own, part, columns]))
+            part = _step(step, tiling.depth)
+            some = plgpu.load(inner.at[at.rows, part], mask=valid, other=0.0)
+            return total + plgpu.dot(some, plgpu.load(down.at[at.expert, part, at.columns]))
 
-        zero = jnp.zeros((height, tiling.columns), jnp.float32)
+        zero = jnp.zeros((len(at.valid), tiling.columns), jnp.float32)
         total = jax.lax.fori_loop(0, inner.shape[1] // tiling.depth, add, zero)
-        plgpu.store(out.at[at, columns], total.astype(out.dtype), mask=valid[:, None])
+        plgpu.store(out.at[at.rows, at.columns], total.astype(out.dtype), mask=valid)
 
-    _by_height(tiling, count, run)
+    _at_its_height(tiling, (expert, start, rows), run)
 
 
 def _call(
     kernel: Any, name: str, tiling: Tiling, cut: Tiles, shape: tuple[int, int], dtype: Any
 ) -> Any:
-    return pl.pallas_call(
+    return kernel_call(
         functools.partial(kernel, tiling=tiling),
+        name,
         # Columns first: programs that share the rows of a tile, then those of its expert.
         grid=(shape[1] // tiling.columns, len(cut.rows)),
         out_shape=jax.ShapeDtypeStruct(shape, dtype),
-        name=name,
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
+        warps=tiling.warps,
+        stages=tiling.stages,
     )
 
 

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from herald_jax.models.pallas_call import kernel_call, on_gpu
+
 ROWS, COLUMNS, DEPTH, WARPS, STAGES = 128, 256, 64, 8, 3
 
 
 def applies(dtype: jnp.dtype, hidden: int) -> bool:
     """Whether the kernel is the way: half precision, on CUDA, of a width that its depth divides."""
-    return jax.default_backend() == "gpu" and dtype == jnp.bfloat16 and hidden % DEPTH == 0
+    return on_gpu() and dtype == jnp.bfloat16 and hidden % DEPTH == 0
 
 
 def _kernel(
@@ -103,15 +105,15 @@ def greedy_rows(
     place = jnp.where(needed, place, heights * rows)
     packed = jnp.zeros((heights * rows, hidden), x.dtype).at[place].set(x, mode="drop")
     shape = (tiles, heights * rows)
-    found = pl.pallas_call(
+    found = kernel_call(
         functools.partial(_kernel, vocabulary=vocabulary, banned=banned, tied=tied, sizes=sizes),
+        "head_greedy",
         grid=(heights, tiles),
         out_shape=[
             jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.float32, jnp.int32, jnp.float32)
         ],
-        name="head_greedy",
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=STAGES),
+        warps=WARPS,
+        stages=STAGES,
     )(total.astype(jnp.int32), packed, head)
     peaks, columns_of, sums = found
     peak = peaks.max(axis=0)

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-#: Query rows and keys of a tile, powers of two.
-ROWS, KEYS = 128, 64
+from herald_jax.models.pallas_call import kernel_call
+
+#: Query rows and keys of a tile, powers of two; warps, and steps in flight.
+ROWS, KEYS, WARPS, STAGES = 128, 64, 4, 2
 
 
 def _scores(query: jax.Array, keys: jax.Array, names: jax.Array, length: jax.Array) -> jax.Array:
@@ -101,21 +103,20 @@ def importance_of_rows(
     slots, count, heads, _ = q.shape
     rows, width = sizes
     keys = k.shape[1]
-    call = functools.partial(
-        pl.pallas_call,
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
-    )
-    mass = call(
+    mass = kernel_call(
         functools.partial(_mass_kernel, sizes=sizes),
+        "importance_mass",
         grid=(-(-count // rows), heads, slots),
         out_shape=jax.ShapeDtypeStruct((slots, heads, count), jnp.float32),
-        name="importance_mass",
+        warps=WARPS,
+        stages=STAGES,
     )(lengths, q, k)
-    out: jax.Array = call(
+    out: jax.Array = kernel_call(
         functools.partial(_vote_kernel, sizes=sizes),
+        "importance_votes",
         grid=(-(-keys // width), heads, slots),
         out_shape=jax.ShapeDtypeStruct((slots, heads, keys), jnp.float32),
-        name="importance_votes",
+        warps=WARPS,
+        stages=STAGES,
     )(lengths, q, k, mass, votes)
     return out

@@ -14,6 +14,7 @@ from herald_jax.models import expert_kernels, grouped, routing_kernels
 from herald_jax.models.assignments import assign
 from herald_jax.models.config import ExpertsConfig
 from herald_jax.models.layers import GatedMlp
+from herald_jax.models.pallas_call import power_of_two
 
 Implementation = Literal["reference", "grouped", "kernels"]
 
@@ -90,24 +91,13 @@ class Router(nnx.Module):
         logits = jnp.dot(x, kernel, precision=exact, preferred_element_type=kind)
         logits = logits.astype(jnp.float32)
         bias = self.bias[...] if sigmoid else None
-        if counts(config, x.dtype):
+        if routing_kernels.applies(config, x.dtype):
             weights, ids = routing_kernels.choose(logits, bias, config)
         elif bias is not None:
             weights, ids = route_sigmoid(logits, bias, config)
         else:
             weights, ids = route_softmax(logits, config)
         return weights if sigmoid else weights.astype(x.dtype).astype(jnp.float32), ids
-
-
-def counts(config: ExpertsConfig, dtype: jnp.dtype) -> bool:
-    """Whether the router's kernel applies: half precision on CUDA, powers of two."""
-    sizes = (config.count, config.groups)
-    return (
-        jax.default_backend() == "gpu"
-        and dtype == jnp.bfloat16
-        and all(size & (size - 1) == 0 for size in sizes)
-        and config.count >= 16
-    )
 
 
 class Experts(nnx.Module):
@@ -239,8 +229,9 @@ def obstacle(
     step = expert_kernels.WIDTH_STEP
     if hidden % step or inner % step:
         return f"the kernels need widths in steps of {step}, not {hidden} and {inner}"
-    if count < 16 or count & (count - 1):
-        return f"the kernels need a power of two of at least 16 experts, not {count}"
+    fewest = routing_kernels.FEWEST
+    if not power_of_two(count, fewest):
+        return f"the kernels need a power of two of at least {fewest} experts, not {count}"
     return None
 
 

@@ -17,9 +17,18 @@ from jax.experimental.pallas import triton as plgpu
 
 from herald_jax.models.assignments import Assignments
 from herald_jax.models.config import ExpertsConfig
+from herald_jax.models.pallas_call import kernel_call, on_gpu, power_of_two
 
 #: Tokens of a tile, and the warps that choose.
 CHOSEN, CHOSEN_WARPS, PLACED = 2, 1, 32
+#: Fewest experts: what a product of Triton takes.
+FEWEST = 16
+
+
+def applies(config: ExpertsConfig, dtype: jnp.dtype) -> bool:
+    """Whether the kernels are the way: half precision, on CUDA, of sizes that they take."""
+    sizes = power_of_two(config.count, FEWEST) and power_of_two(config.groups)
+    return on_gpu() and dtype == jnp.bfloat16 and sizes
 
 
 def _largest(values: jax.Array, free: jax.Array, names: jax.Array) -> jax.Array:
@@ -101,13 +110,13 @@ def choose(
     """
     tokens, count = logits.shape
     shape = (tokens, config.per_token)
-    weights, ids = pl.pallas_call(
+    weights, ids = kernel_call(
         functools.partial(_choose_kernel, config=config, tokens=tokens),
+        "experts_choose",
         grid=(-(-tokens // CHOSEN),),
         out_shape=[jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.float32, jnp.int32)],
-        name="experts_choose",
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=CHOSEN_WARPS, num_stages=1),
+        warps=CHOSEN_WARPS,
+        stages=1,
     )(logits, jnp.zeros(count, jnp.float32) if bias is None else bias)
     return weights, ids
 
@@ -158,15 +167,15 @@ def place(ids: jax.Array, count: int) -> Assignments:
     sizes = upto[-1]
     starts = jnp.cumsum(sizes) - sizes
     # The kernel leaves no row of ``order`` unwritten, so none needs a value before.
-    order, rows = pl.pallas_call(
+    order, rows = kernel_call(
         functools.partial(_place_kernel, count=count, tokens=tokens, taken=taken),
+        "experts_place",
         grid=(tiles,),
         out_shape=[
             jax.ShapeDtypeStruct((tokens * taken,), jnp.int32),
             jax.ShapeDtypeStruct((tokens, taken), jnp.int32),
         ],
-        name="experts_place",
-        interpret=jax.default_backend() != "gpu",
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        warps=4,
+        stages=1,
     )(ids, upto - counts + starts)
     return Assignments(order, rows.reshape(-1), sizes, starts)
