@@ -118,7 +118,7 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
     """
     session = start(method)
     seen = []
-    step, load = session.current.step, session.current._load
+    step, load = session.current.step, session.current.layers.take
 
     def watch_load(layer):
         pair = load(layer)
@@ -133,7 +133,7 @@ def test_every_layer_sees_the_whole_committed_prefix(method, monkeypatch):
         return out
 
     monkeypatch.setattr(session.current, "step", watch_step)
-    monkeypatch.setattr(session.current, "_load", watch_load)
+    monkeypatch.setattr(session.current.layers, "take", watch_load)
     for _ in range(3):
         seen.clear()
         steps = session.timeline.steps

@@ -16,7 +16,7 @@ from herald_jax.engine.request import Slot
 from herald_jax.engine.step_programs import BlockState, Decoding
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
-from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.full_pool import Booking, layer_extents
 from herald_jax.selection import SelectionJob
 
 
@@ -143,8 +143,7 @@ class Batch:
             for slot, n in zip(self.slots, select_len, strict=True)
         ]
         layers = range(shape.sparse_layers)
-        nothing = shape.nothing
-        extents = [[nothing if b is None else b.extents[at] for b in bookings] for at in layers]
+        extents = [layer_extents(bookings, at, shape.nothing) for at in layers]
         index = None
         if shape.key_index:
             empty = np.zeros(host_kernels.index_shape(shape.kv_heads, 0, shape.head_dim), np.uint8)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import numpy as np
 
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.request import Slot
+from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import BlockState
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
@@ -19,6 +21,22 @@ from herald_jax.kv.pool_transfer import own_rows
 from herald_jax.kv.transfer import Staging, fetched
 
 
+class RowSource(Protocol):
+    """What brings rows of the full pool to the device for a selection: a thread and its staging.
+
+    Attributes:
+      staging: host memory that copies to the device leave from.
+    """
+
+    staging: Staging
+
+    def stop(self) -> None:
+        """Waits until nothing reads the full pool any more."""
+
+    def close(self) -> None:
+        """Ends the thread and unregisters staging."""
+
+
 class BlockSelection(abc.ABC):
     """Runs the sparse layers of steps that select, and returns committed blocks to the full pool.
 
@@ -26,17 +44,28 @@ class BlockSelection(abc.ABC):
 
     Attributes:
       bookings: of every slot; ``start``: int32 [N], first position of the block being denoised.
+      groups: the sparse layers, each on its own.
     """
 
-    def __init__(self, cache: DeviceCache, *, timeout: float, timeline: Timeline) -> None:
-        self.cache, self.timeout, self.timeline = cache, timeout, timeline
+    def __init__(
+        self,
+        stack: LayerStack,
+        cache: DeviceCache,
+        source: RowSource,
+        *,
+        timeout: float,
+        timeline: Timeline,
+    ) -> None:
+        self.stack, self.cache, self.source = stack, cache, source
+        self.timeout, self.timeline = timeout, timeline
+        self.groups = stack.groups(cache.shape.exact_layers, len(stack), 1)
         self.bookings: Sequence[Booking | None] = [None] * cache.shape.slots
         self.start = np.zeros(cache.shape.slots, np.int32)
 
     @property
-    @abc.abstractmethod
     def staging(self) -> Staging:
         """Host memory that copies to the device leave from."""
+        return self.source.staging
 
     def begin(self, bookings: Sequence[Booking | None], start: np.ndarray) -> None:
         """Names the block to come: per slot its booking, and int32 [N], its first position."""
@@ -94,9 +123,10 @@ class BlockSelection(abc.ABC):
 
     def abandon(self) -> None:
         """Forgets the bookings, once nothing reads them any more."""
+        self.source.stop()
         self.bookings = [None] * self.cache.shape.slots
 
     def close(self) -> None:
         """Ends threads and unregisters staging."""
         self.abandon()
-        self.staging.close()
+        self.source.close()

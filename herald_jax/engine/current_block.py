@@ -22,7 +22,6 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.device_cache import DeviceCache
 from herald_jax.kv.full_pool import Booking
-from herald_jax.kv.transfer import Staging
 from herald_jax.models.attention import attend, importance
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import CurrentBlockSelector
@@ -103,15 +102,9 @@ class CurrentBlock(BlockSelection):
         Raises:
           MemoryError: the host refuses it.
         """
-        super().__init__(cache, timeout=timeout, timeline=timeline)
-        self.selector, self.stack, self.programs = selector, stack, programs
-        self.groups = stack.groups(cache.shape.exact_layers, len(stack), 1)
         self.layers = LayerStream(cache, timeout=timeout, timeline=timeline)
-
-    @property
-    def staging(self) -> Staging:
-        """See ``BlockSelection.staging``."""
-        return self.layers.staging
+        super().__init__(stack, cache, self.layers, timeout=timeout, timeline=timeline)
+        self.selector, self.programs = selector, programs
 
     def begin(self, bookings: Sequence[Booking | None], start: np.ndarray) -> None:
         """See ``BlockSelection.begin``; layers are on their way from now on."""
@@ -131,22 +124,9 @@ class CurrentBlock(BlockSelection):
         cache.pool = []
         for layer, group in enumerate(self.groups):
             program = self.stack.on_layers(self.programs.step, group, donate=[0])
-            x, pool = program(self._load(layer), x, state, select_len, lengths)[:2]
+            x, pool = program(self.layers.take(layer), x, state, select_len, lengths)[:2]
             cache.pool.append(pool)
             # A later layer takes the place of this one, on the device and in staging.
             wait_ready(x, self.timeout, f"sparse layer {layer} over its whole KV")
             self.layers.computed(layer)
         return x
-
-    def _load(self, layer: int) -> Buffer:
-        return self.layers.take(layer)
-
-    def abandon(self) -> None:
-        """See ``BlockSelection.abandon``."""
-        self.layers.stop()
-        super().abandon()
-
-    def close(self) -> None:
-        """See ``BlockSelection.close``."""
-        self.abandon()
-        self.layers.close()

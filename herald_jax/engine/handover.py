@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import jax
 
@@ -73,10 +72,8 @@ class Handover:
             self.cache.reset_pool()
             self.retrieval.transfer.forget()
             return {}
-        began = time.perf_counter()
-        with self.timeline.span("main", "stall"):
+        with self.timeline.stall("stall"):
             done = self.retrieval.join()
-        self.timeline.stall_seconds += time.perf_counter() - began
         with self.timeline.span("main", "swap"):
             committed = self.retrieval.swap(self.cache, done)
         self._committed = BlockRows(self.batch.bookings(), done.job.start, [committed])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +20,9 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import DeviceCache
-from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.full_pool import Booking, layer_extents
 from herald_jax.kv.rows import store_rows
-from herald_jax.kv.transfer import Staging, fetched
+from herald_jax.kv.transfer import fetched
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import HostBlockSelector, SelectionJob
 
@@ -78,16 +77,10 @@ class HostBlock(BlockSelection):
         Raises:
           MemoryError: the host refuses it.
         """
-        super().__init__(cache, timeout=timeout, timeline=timeline)
-        self.selector, self.stack, self.programs = selector, stack, programs
-        self.budget, self.sinks = budget, sinks
-        self.groups = stack.groups(cache.shape.exact_layers, len(stack), 1)
         self.fetch = RowFetch(cache.shape, cache.device, timeout=timeout, timeline=timeline)
-
-    @property
-    def staging(self) -> Staging:
-        """See ``BlockSelection.staging``."""
-        return self.fetch.staging
+        super().__init__(stack, cache, self.fetch, timeout=timeout, timeline=timeline)
+        self.selector, self.programs = selector, programs
+        self.budget, self.sinks = budget, sinks
 
     def begin(self, bookings: Sequence[Booking | None], start: np.ndarray) -> None:
         """See ``BlockSelection.begin``; the previous block's pool makes room for this one's."""
@@ -113,15 +106,13 @@ class HostBlock(BlockSelection):
             q, rows = fetched(q), fetched(rows)
             for part in (q, rows):
                 wait_ready(part, self.timeout, f"the queries of sparse layer {layer}")
-            began = time.perf_counter()
-            with self.timeline.span("main", "scan"):
+            with self.timeline.stall("scan"):
                 k, v = np.asarray(rows)
                 try:
                     store_rows(self.bookings, layer, start, own, k, v)
                     out = self.selector.attend(layer, np.asarray(q), voting, job)
                 except Exception as error:
                     raise EngineError(f"selection failed: {error}") from error
-            self.timeline.stall_seconds += time.perf_counter() - began
             x = self.stack.on_layers(self.programs.answer, group)(x, out)
             chosen = np.concatenate([tail, job.indices[layer]], axis=2)
             self.fetch.start(layer, self.bookings, chosen, counts)
@@ -133,12 +124,9 @@ class HostBlock(BlockSelection):
         shape, block = self.cache.shape, self.cache.shape.block_size
         part = np.array([booking is not None for booking in self.bookings])
         select_len = np.where(part, np.maximum(self.start - block, 0), 0).astype(np.int32)
-        nothing = shape.nothing
+        layers = range(shape.sparse_layers)
         return SelectionJob(
-            extents=[
-                [nothing if b is None else b.extents[layer] for b in self.bookings]
-                for layer in range(shape.sparse_layers)
-            ],
+            extents=[layer_extents(self.bookings, layer, shape.nothing) for layer in layers],
             index=None,
             start=self.start,
             attend_len=np.where(part, self.start + block, 0).astype(np.int32),
@@ -154,13 +142,3 @@ class HostBlock(BlockSelection):
             status=np.zeros(shape.slots, np.int32),
             sinks=self.sinks,
         )
-
-    def abandon(self) -> None:
-        """See ``BlockSelection.abandon``."""
-        self.fetch.stop()
-        super().abandon()
-
-    def close(self) -> None:
-        """See ``BlockSelection.close``."""
-        self.abandon()
-        self.fetch.close()

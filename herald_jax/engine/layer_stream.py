@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.engine.worker import Worker
 from herald_jax.kv.device_cache import Buffer, DeviceCache
-from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.full_pool import Booking, layer_extents
 from herald_jax.kv.transfer import Staging
 
 
@@ -77,10 +76,8 @@ class LayerStream:
         """
         self.stop()
         shape = self.cache.shape
-        extents = [
-            [shape.nothing if b is None else b.extents[layer] for b in bookings]
-            for layer in range(shape.sparse_layers)
-        ]
+        layers = range(shape.sparse_layers)
+        extents = [layer_extents(bookings, layer, shape.nothing) for layer in layers]
         made = _Pass(extents, start.copy(), threading.Semaphore(self.places))
         self._pass = made
         self._future = self._worker.submit(lambda: self._run(made))
@@ -101,9 +98,8 @@ class LayerStream:
         """
         made = self._pass
         assert made is not None, "take without begin"
-        began = time.perf_counter()
         what = f"the KV of sparse layer {layer}"
-        with self.timeline.span("main", "load"):
+        with self.timeline.stall("load"):
             try:
                 loaded = made.loaded.get(timeout=self.timeout)
             except queue.Empty:
@@ -112,7 +108,6 @@ class LayerStream:
                 raise EngineError(f"{what} could not be fetched: {loaded}") from loaded
             for part in loaded:
                 wait_ready(part, self.timeout, what)
-        self.timeline.stall_seconds += time.perf_counter() - began
         return loaded
 
     def computed(self, layer: int) -> None:

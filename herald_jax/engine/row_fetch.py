@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from herald_jax.engine.wait import wait_ready
 from herald_jax.engine.worker import Worker
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, CacheShape
-from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.full_pool import Booking, layer_extents
 from herald_jax.kv.transfer import Staging
 
 
@@ -65,8 +64,7 @@ class RowFetch:
           rows: int32 [N, H_kv, B + K], on the host or on its way there: the tail, then chosen rows.
           counts: int32 [N], how many of them each slot needs; 0 for a slot without a booking.
         """
-        nothing = self.shape.nothing
-        extents = [nothing if b is None else b.extents[layer] for b in bookings]
+        extents = layer_extents(bookings, layer, self.shape.nothing)
 
         def fetch() -> Buffer:
             indices = np.ascontiguousarray(np.asarray(rows), np.int32)
@@ -94,9 +92,8 @@ class RowFetch:
           WaitTimeout: it did not arrive in time.
           EngineError: it could not be fetched.
         """
-        began = time.perf_counter()
         what = f"the selected rows of sparse layer {layer}"
-        with self.timeline.span("main", "load"):
+        with self.timeline.stall("load"):
             try:
                 pool = self._futures.pop(layer).result(timeout=self.timeout)
             except TimeoutError:
@@ -105,16 +102,12 @@ class RowFetch:
                 raise EngineError(f"{what} could not be fetched: {error}") from error
             for part in pool:
                 wait_ready(part, self.timeout, what)
-        self.timeline.stall_seconds += time.perf_counter() - began
         return pool
 
     def stop(self) -> None:
         """Waits until nothing reads the full pool any more, and forgets what nobody took."""
         futures, self._futures = list(self._futures.values()), {}
-        end = time.monotonic() + self.timeout
-        for future in futures:
-            while not future.done() and time.monotonic() < end:
-                time.sleep(1e-3)
+        wait(futures, timeout=self.timeout)
 
     def close(self) -> None:
         """Ends the thread and unregisters staging."""

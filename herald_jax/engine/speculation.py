@@ -19,7 +19,7 @@ from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import Buffer, DeviceCache, zeros
 from herald_jax.kv.full_pool import Booking
 from herald_jax.kv.partial_keys import PartialKeys
-from herald_jax.kv.transfer import Staging, start_fetch
+from herald_jax.kv.transfer import start_fetch
 from herald_jax.selection import LayerAheadSelector
 
 #: Positions whose queries and keys calibrate a request, the first generated block among them.
@@ -58,25 +58,19 @@ class Speculation(BlockSelection):
         Raises:
           MemoryError: the host refuses it.
         """
-        super().__init__(cache, timeout=timeout, timeline=timeline)
-        self.selector, self.stack, self.programs, self.steps = selector, stack, programs, steps
-        self.budget = budget
         shape = cache.shape
+        self.fetch = RowFetch(shape, cache.device, timeout=timeout, timeline=timeline)
+        super().__init__(stack, cache, self.fetch, timeout=timeout, timeline=timeline)
+        self.selector, self.programs, self.steps = selector, programs, steps
+        self.budget = budget
         self.chunk = max(1, min(chunk, shape.rows) // shape.block_size) * shape.block_size
-        self.groups = stack.groups(shape.exact_layers, len(stack), 1)
-        singles = stack.groups(0, len(stack), 1)
+        self._singles = stack.groups(0, len(stack), 1)
         self._pairs = [
-            _pair(singles[max(0, at - 1)], singles[at])
+            _pair(self._singles[max(0, at - 1)], self._singles[at])
             for at in range(shape.exact_layers, len(stack))
         ]
         self.partial = PartialKeys(shape, cache.device)
-        self.fetch = RowFetch(shape, cache.device, timeout=timeout, timeline=timeline)
         self._looked = False
-
-    @property
-    def staging(self) -> Staging:
-        """See ``BlockSelection.staging``."""
-        return self.fetch.staging
 
     def prefilled(self, index: int, slot: Slot, buffers: Sequence[Buffer]) -> None:
         """See ``BlockSelection.prefilled``; calibrates by the prompt's end and the first block."""
@@ -93,7 +87,7 @@ class Speculation(BlockSelection):
             count = min(self.chunk, len(tokens) - start)
             part[0, :count] = tokens[start : start + count]
             x, fetched = self.stack.embed(part), []
-            for layer, group in enumerate(self.stack.groups(0, len(self.stack), 1)):
+            for layer, group in enumerate(self._singles):
                 program = self.stack.on_layers(self.programs.calibrate, group)
                 x, (pair,) = program(buffers[layer : layer + 1], x, np.int32(start))
                 if layer >= shape.exact_layers:
@@ -151,16 +145,6 @@ class Speculation(BlockSelection):
         committed = super().commit()
         self.partial.append(committed, self.start)
         return committed
-
-    def abandon(self) -> None:
-        """See ``BlockSelection.abandon``."""
-        self.fetch.stop()
-        super().abandon()
-
-    def close(self) -> None:
-        """See ``BlockSelection.close``."""
-        self.abandon()
-        self.fetch.close()
 
 
 def _pair(source: LayerGroup, target: LayerGroup) -> LayerGroup:

@@ -75,6 +75,14 @@ class Timeline:
         finally:
             vars(self).update(before)
 
+    @contextmanager
+    def stall(self, label: str) -> Iterator[None]:
+        """A span of the main stream in which it waits, unless the body fails."""
+        began = time.perf_counter()
+        with self.span("main", label):
+            yield
+        self.stall_seconds += time.perf_counter() - began
+
     def count_rows(self, selected: int, moved: int) -> None:
         """Adds to ``rows_selected`` and ``rows_moved``."""
         with self._lock:

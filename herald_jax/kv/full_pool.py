@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,6 +54,13 @@ class Booking:
     def rows(self) -> int:
         """Positions reserved."""
         return int(self.extents[0].shape[2]) if self.extents else 0
+
+
+def layer_extents(
+    bookings: Sequence[Booking | None], layer: int, nothing: np.ndarray
+) -> list[np.ndarray]:
+    """Every slot's extent of a sparse layer; ``nothing`` [H_kv, 2, 0, D] without a booking."""
+    return [nothing if booking is None else booking.extents[layer] for booking in bookings]
 
 
 class FullPool:

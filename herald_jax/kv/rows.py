@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import host_kernels
-from herald_jax.kv.full_pool import Booking
+from herald_jax.kv.full_pool import Booking, layer_extents
 
 
 def store_rows(
@@ -35,7 +35,7 @@ def store_rows(
         return
     heads, dim = k.shape[2:]
     nothing = np.zeros((heads, 2, 0, dim), k.dtype)
-    extents = [nothing if booking is None else booking.extents[layer] for booking in live]
+    extents = layer_extents(live, layer, nothing)
     host_kernels.store(extents, start, counts, k, v)
     if any(booking is not None and booking.index for booking in live):
         unindexed = np.zeros(host_kernels.index_shape(heads, 0, dim), np.uint8)
