@@ -11,6 +11,17 @@ def voters(masked: jax.Array) -> jax.Array:
     return masked | ~masked.any(axis=1, keepdims=True)
 
 
+def mean_query(q: jax.Array, voting: jax.Array) -> jax.Array:
+    """Mean of the voting positions' queries: [N, B, H_q, D], bool [N, B] -> float32 [N, H_q, D]."""
+    votes = voting[..., None, None].astype(jnp.float32)
+    return (q.astype(jnp.float32) * votes).sum(1) / votes.sum(1)
+
+
+def tail_rows(start: jax.Array, block: int) -> jax.Array:
+    """Rows of the block before that at int32 [N] ``start``: [N, B]; at 0 they mean nothing."""
+    return jnp.maximum(start[:, None] - block + jnp.arange(block), 0)
+
+
 def best_rows(scores: jax.Array, select_len: jax.Array, count: int, *, sinks: int) -> jax.Array:
     """The ``count`` best of rows [0, select_len), sinks first, ties by the lower index.
 
@@ -42,8 +53,7 @@ def pool_of(
       [N, 2B + selected, H_kv, D].
     """
     block = own.shape[1]
-    before = jnp.maximum(start[:, None] - block + jnp.arange(block), 0)
-    tail = jnp.take_along_axis(buffer, before[..., None, None], axis=1)
+    tail = jnp.take_along_axis(buffer, tail_rows(start, block)[..., None, None], axis=1)
     chosen = jnp.take_along_axis(buffer, best.swapaxes(1, 2)[..., None], axis=1)
     spare = selected - chosen.shape[1]
     chosen = jnp.pad(chosen, ((0, 0), (0, spare), (0, 0), (0, 0)))

@@ -23,7 +23,7 @@ _TOP = (1 << 31) - 1
 
 
 def _kernel(
-    scores: Any, counts: Any, valid: Any, sinks: Any, out: Any, *, size: int, rows: int
+    scores: Any, counts: Any, valid: Any, out: Any, *, size: int, rows: int, sinks: int
 ) -> None:
     """One KV head of one slot: where its best rows are, then where the others are."""
     head, slot = pl.program_id(0), pl.program_id(1)
@@ -33,7 +33,7 @@ def _kernel(
     # What is no number is worth nothing, as a score of zero.
     value = jnp.where(value > 0, value, 0.0)
     bits = jax.lax.bitcast_convert_type(value, jnp.int32)
-    bits = jnp.where(name < sinks[slot], _TOP, bits)
+    bits = jnp.where(name < sinks, _TOP, bits)
     bits = jnp.where(name < valid[slot], bits, -1)
     wanted = jnp.minimum(counts[slot], valid[slot])
 
@@ -56,13 +56,13 @@ def _kernel(
 
 
 def best_of(
-    scores: jax.Array, counts: jax.Array, valid: jax.Array, sinks: jax.Array, capacity: int
+    scores: jax.Array, counts: jax.Array, valid: jax.Array, capacity: int, *, sinks: int
 ) -> jax.Array:
     """The ``counts[n]`` best of rows [0, valid[n]), sinks first, ties by the lower row.
 
     Args:
       scores: float32 [N, H, C], not negative, C at most ``LARGEST``.
-      counts, valid, sinks: int32 [N].
+      counts, valid: int32 [N].
       capacity: K, at most C.
 
     Returns:
@@ -71,11 +71,11 @@ def best_of(
     slots, heads, rows = scores.shape
     size = 1 << max(0, rows - 1).bit_length()
     out: jax.Array = kernel_call(
-        functools.partial(_kernel, size=size, rows=rows),
+        functools.partial(_kernel, size=size, rows=rows, sinks=sinks),
         "best_of",
         grid=(heads, slots),
         out_shape=jax.ShapeDtypeStruct((slots, heads, capacity), jnp.int32),
         warps=8,
         stages=1,
-    )(scores, counts, valid, sinks)
+    )(scores, counts, valid)
     return out

@@ -118,12 +118,15 @@ class Prefill:
             part[0, : len(tokens) - start] = tokens[start : start + self.chunk]
             x = self.stack.embed(part)
             fresh: list[jax.Array] = []
-            for group in self.exact_groups + self.sparse_groups:
+            for group in self.exact_groups:
+                program = self.stack.on_layers(self.programs.exact_chunk, group, donate=[0])
+                cut = slice(group.first, group.last)
+                x, buffers[cut] = program(buffers[cut], x, np.int32(start))
+            for group in self.sparse_groups:
                 program = self.stack.on_layers(self.programs.chunk, group, donate=[0])
                 cut = slice(group.first, group.last)
                 x, buffers[cut], written = program(buffers[cut], x, np.int32(start))
-                if group.first >= shape.exact_layers:
-                    fresh.append(fetched(written))
+                fresh.append(fetched(written))
             if self.programs.config.shifts_logits and start + self.chunk >= len(tokens):
                 program = self.stack.on_shell(self.programs.following)
                 lead = program(x, np.int32(len(tokens) - 1 - start))

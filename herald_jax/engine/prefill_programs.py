@@ -43,6 +43,19 @@ class PrefillPrograms:
           x, buffers, and the chunk's rows [layers, 2, 1, C, H_kv, D], keys then values; one array,
           because many small copies to the host are slow.
         """
+        x, result, rows = self._chunk(layers, buffers, x, start)
+        return x, result, jnp.stack([jnp.stack(pair) for pair in rows])
+
+    def exact_chunk(
+        self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
+    ) -> tuple[jax.Array, list[Buffer]]:
+        """The same through exact layers, whose rows stay on the device."""
+        x, result, _ = self._chunk(layers, buffers, x, start)
+        return x, result
+
+    def _chunk(
+        self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
+    ) -> tuple[jax.Array, list[Buffer], list[Buffer]]:
         positions = (start + jnp.arange(x.shape[1], dtype=jnp.int32))[None]
         result, rows = [], []
         for layer, (keys, values) in zip(layers, buffers, strict=True):
@@ -51,8 +64,8 @@ class PrefillPrograms:
             values = jax.lax.dynamic_update_slice_in_dim(values, v, start, axis=1)
             x = layer.post(x, attend_blocks(q, keys, values, positions, self.block))
             result.append((keys, values))
-            rows.append(jnp.stack([k, v]))
-        return x, result, jnp.stack(rows)
+            rows.append((k, v))
+        return x, result, rows
 
     def following(self, shell: Any, x: jax.Array, row: jax.Array) -> jax.Array:
         """The greedy token int32 [] after row ``row`` (int32 []) of x [1, C, hidden]."""
@@ -63,7 +76,7 @@ class PrefillPrograms:
         self, layers: Sequence[Any], buffers: Sequence[Buffer], x: jax.Array, start: jax.Array
     ) -> jax.Array:
         """The first generated block through exact layers; its KV is not kept."""
-        x, _, _ = self.chunk(layers, buffers, x, start)
+        x, _ = self.exact_chunk(layers, buffers, x, start)
         return x
 
     def first_block(

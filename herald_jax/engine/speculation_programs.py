@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from herald_jax.engine.choice import best_rows, voters
+from herald_jax.engine.choice import best_rows, mean_query, tail_rows, voters
 from herald_jax.engine.step_programs import BlockState, Buffer, write_rows
 from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
@@ -69,15 +69,14 @@ class SpeculationPrograms:
         """
         source, target = layers
         q, _, _ = target.attention.qkv(source.input_norm(x), state.positions)
-        votes = voters(state.masked)[..., None, None].astype(jnp.float32)
-        mean = (q.astype(jnp.float32) * votes).sum(1) / votes.sum(1)
+        mean = mean_query(q, voters(state.masked))
         scores = partial_importance(mean, keys, projection, state.start)
         block = self.config.block_size
         best = best_rows(scores, state.start - block, self.selected, sinks=self.sinks)
         used = jnp.arange(self.selected) < kept[:, None, None]
         chosen = jnp.sort(jnp.where(used, best, keys.shape[2]), axis=-1)
         chosen = jnp.where(used, chosen, 0)
-        tail = jnp.maximum(state.start[:, None] - block + jnp.arange(block), 0)
+        tail = tail_rows(state.start, block)
         tail = jnp.broadcast_to(tail[:, None], (*chosen.shape[:2], block))
         return jnp.concatenate([tail, chosen], axis=-1).astype(jnp.int32)
 

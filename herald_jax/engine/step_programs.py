@@ -19,7 +19,7 @@ from herald_jax.diffusion.block import Block, Limits, Proposal, advance
 from herald_jax.diffusion.edit import Editing
 from herald_jax.diffusion.rules import Confidence
 from herald_jax.diffusion.sampling import Sampling, ban, entropy, greedy, measured, sample
-from herald_jax.engine.choice import voters
+from herald_jax.engine.choice import best_rows, mean_query, voters
 from herald_jax.engine.choice_kernel import LARGEST, best_of
 from herald_jax.models import attention_kernel
 from herald_jax.models.attention import attend, importance
@@ -251,13 +251,12 @@ class StepPrograms:
         candidates: list[Buffer | None] = []
         merged: list[Queries] = []
         voting = voters(masked)
-        votes = voting[..., None, None].astype(jnp.float32)
         angles = rotary_angles(jnp.array([self.block]), self.config)
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)
             buffer = self._own("pool", buffer, k, v, positions[:, 0])
             x = layer.post(x, attend(q, *buffer, lengths))
-            mean = (q.astype(jnp.float32) * votes).sum(1) / votes.sum(1)
+            mean = mean_query(q, voting)
             merged.append((rotate(mean, angles) if self.rotates else mean, None))
             refines = buffer[0].shape[1] > 2 * self.block + self.selected
             candidates.append(buffer if refines else None)
@@ -278,14 +277,10 @@ class StepPrograms:
         scores = importance(q, buffer[0], lengths, voting)[..., fixed:]
         valid = jnp.maximum(lengths - fixed, 0)
         # Candidates ascend by position, so the sinks come first.
-        sinks = jnp.minimum(self.sinks, budget)
         if attention_kernel.applies(q.dtype, q.shape[-1]) and scores.shape[-1] <= LARGEST:
-            best = best_of(scores, budget, valid, sinks, self.selected)
+            best = best_of(scores, budget, valid, self.selected, sinks=self.sinks)
         else:
-            row = jnp.arange(scores.shape[-1])
-            ranked = jnp.where(row < sinks[:, None, None], jnp.inf, scores)
-            ranked = jnp.where(row < valid[:, None, None], ranked, -1.0)
-            _, best = jax.lax.top_k(ranked, self.selected)
+            best = best_rows(scores, valid, self.selected, sinks=self.sinks)
         rows = best.swapaxes(1, 2)[..., None] + fixed
 
         def keep(pool: jax.Array) -> jax.Array:
