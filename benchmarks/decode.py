@@ -22,33 +22,33 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from benchmarks.decode_plot import draw
 from benchmarks.decode_points import MODELS, PRESETS, Point
 from benchmarks.environment import DTYPES, arguments, check_output, write
-from benchmarks.refusals import at_least, check_methods, check_steps, refusals
+from benchmarks.kernel_times import kernel_times
+from benchmarks.random_session import RandomSession
+from benchmarks.refusals import at_least, check_methods, check_steps, read_limit, refusals
+from benchmarks.shapes import SHAPES, random_stack
+from herald_jax import Budget, EngineConfig
+from herald_jax.cli.options import read_size
+from herald_jax.cli.platform import prepare_platform
+from herald_jax.engine.errors import EngineError
+from herald_jax.engine.sizing import Sizing
 
 WARM_UP_BLOCKS = 2
 IDEAL_BLOCKS = 3
 
 
-def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
-    """One row.
+def sized(point: Point, options: Any) -> Sizing:
+    """How the engine of a point runs, its batch chosen; needs no weights.
 
     Raises:
-      EngineError, MemoryError: the point does not fit.
+      EngineError: the batch does not fit.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from benchmarks.kernel_times import kernel_times
-    from benchmarks.random_session import RandomSession
-    from benchmarks.shapes import SHAPES
-    from herald_jax import Budget, EngineConfig
-    from herald_jax.engine.errors import EngineError
-    from herald_jax.engine.sizing import Sizing
-
     config, dtype = SHAPES[point.model], jnp.dtype(options.dtype)
-    # One more to settle in once selection is off, and one each to profile.
-    blocks = WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 3
     engine = EngineConfig(
         method=point.method,
         budget=Budget(point.budget, point.tokens),
@@ -61,23 +61,34 @@ def measure(point: Point, stack: Any, options: Any) -> dict[str, Any]:
         host_memory=options.host_bytes,
         timeout=120.0,
     )
-    sizing = Sizing(config, engine, dtype)
-    length = point.context + (blocks + 1) * config.block_size
-    largest = sizing.largest_batch(point.method, length)
+    length = point.context + (blocks_of(options) + 1) * config.block_size
+    largest = Sizing(config, engine, dtype).largest_batch(point.method, length)
     batch = point.batch or largest
     if not 0 < batch <= largest:
         raise EngineError(f"batch {batch or 1} is more than the {largest} that fit")
-    engine = dataclasses.replace(engine, max_batch=batch)
+    return Sizing(config, dataclasses.replace(engine, max_batch=batch), dtype)
+
+
+def blocks_of(options: Any) -> int:
+    """Blocks that a point runs: one to settle in once selection is off, and two to profile."""
+    return int(WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 3)
+
+
+def measure(point: Point, sizing: Sizing, stack: Any, options: Any) -> dict[str, Any]:
+    """One row.
+
+    Raises:
+      EngineError, MemoryError: the point does not fit.
+    """
+    config, batch = sizing.model, sizing.config.max_batch
     began = time.perf_counter()
     made = RandomSession(
-        config,
+        sizing,
         stack,
         point.method,
-        engine,
         context=point.context,
-        blocks=blocks,
+        blocks=blocks_of(options),
         steps=point.steps,
-        dtype=dtype,
     )
     try:
         filled = time.perf_counter()
@@ -181,17 +192,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.dtype, options.blocks, options.device_memory = "float32", 2, "all"
-    from herald_jax.cli.options import read_size
-    from herald_jax.cli.platform import prepare_platform
-
-    whole = options.device_memory == "all"
-    size = None if whole else options.device_memory
     with refusals(parser):
         at_least(options, 1, "batch", "steps", "blocks", "layer_group", "threads")
         check_methods(options.methods)
         if not 0 <= options.headroom < 1:
             raise ValueError(f"--headroom {options.headroom:g} is no share: give one in [0, 1)")
-        options.device_bytes = read_size(size, "--device-memory")
+        options.device_bytes = read_limit(options.device_memory)
         options.host_bytes = read_size(options.host_memory, "--host-memory")
         wanted = _checked(points(options))
         check_output(options.json, options.plot)
@@ -204,13 +210,14 @@ def main() -> None:
     for at, point in enumerate(wanted):
         if (point.name, limit, options.dtype) in done:
             continue
-        if point.model != model:
-            stack = None
-            gc.collect()
-            model, stack = point.model, _stack(point.model, options.dtype)
         print(f"[{at + 1}/{len(wanted)}] {point.name}", file=sys.stderr, flush=True)
         try:
-            row = measure(point, stack, options)
+            sizing = sized(point, options)
+            if point.model != model:
+                stack = None
+                gc.collect()
+                model, stack = point.model, random_stack(SHAPES[point.model], options.dtype)
+            row = measure(point, sizing, stack, options)
         except (MemoryError, RuntimeError) as error:
             skipped.append(f"{point.name}: {str(error).splitlines()[0]}")
             print(f"left out: {skipped[-1]}", file=sys.stderr, flush=True)
@@ -223,8 +230,6 @@ def main() -> None:
     if not options.json:
         write(None, settings | {"left_out": skipped}, rows)
     if options.plot and rows:
-        from benchmarks.decode_plot import draw
-
         draw(options.plot, rows)
 
 
@@ -238,7 +243,7 @@ def _known(path: Path | None) -> list[dict[str, Any]]:
         return []
     try:
         rows = list(json.loads(path.read_text())["rows"])
-        _ = [(row["point"], row["device_memory_gb"]) for row in rows]
+        _ = [(row["point"], row["device_memory_gb"], row["dtype"]) for row in rows]
     except (ValueError, LookupError, TypeError):
         raise ValueError(
             f"{path} is no result to go on from: delete it or name another file"
@@ -252,7 +257,6 @@ def _checked(wanted: list[Point]) -> list[Point]:
     Raises:
       ValueError: with one sentence.
     """
-    from benchmarks.shapes import SHAPES
     from herald_jax import EngineConfig
 
     if not wanted:
@@ -264,15 +268,6 @@ def _checked(wanted: list[Point]) -> list[Point]:
         EngineConfig(candidates_ratio=point.candidates_ratio)
         check_steps(point.steps, SHAPES[point.model])
     return wanted
-
-
-def _stack(model: str, dtype: str) -> Any:
-    import jax
-
-    from benchmarks.shapes import SHAPES, random_model
-    from herald_jax.engine.stack import LayerStack
-
-    return LayerStack(random_model(SHAPES[model], dtype), jax.devices()[0])
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from benchmarks.environment import DTYPES, arguments, check_output, write
-from benchmarks.refusals import at_least, check_steps, read_points, refusals
-from benchmarks.shapes import SHAPES, random_model, random_prompts
+from benchmarks.environment import DTYPES, arguments, check_output, finish, write
+from benchmarks.refusals import at_least, check_steps, read_limit, read_points, refusals
+from benchmarks.shapes import SHAPES, random_prompts, random_stack
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig
 from herald_jax.engine.request import Result
 from herald_jax.engine.stack import LayerStack
@@ -109,13 +107,14 @@ def pays_from(row: dict[str, Any], other: dict[str, Any], block: int, most: int)
     return 0 if found == block else found
 
 
-def draw(path: Path, rows: list[dict[str, Any]], block: int) -> None:
+def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     """Tokens a second, reading included, against the length of the answer."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    block = SHAPES[rows[0]["model"]].block_size
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     lengths = [block * 2**power for power in range(8)]
     for row in rows:
@@ -158,11 +157,8 @@ def main() -> None:
             dtype="float32",
             device_memory="all",
         )
-    from herald_jax.cli.options import read_size
     from herald_jax.cli.platform import prepare_platform
 
-    whole = options.device_memory == "all"
-    size = None if whole else options.device_memory
     config = SHAPES[options.model]
     with refusals(parser):
         at_least(options, 1, "contexts", "tokens", "steps")
@@ -170,9 +166,9 @@ def main() -> None:
         check_steps(options.steps, config)
         points = read_points(options.points)
         check_output(options.json, options.plot)
-        options.device_bytes = read_size(size, "--device-memory")
+        options.device_bytes = read_limit(options.device_memory)
         prepare_platform(options.device_bytes)
-    stack = LayerStack(random_model(config, options.dtype), jax.devices()[0])
+    stack = random_stack(config, options.dtype)
     settings = {key: str(value) for key, value in vars(options).items()}
     rows: list[dict[str, Any]] = []
     for context in options.contexts:
@@ -188,10 +184,7 @@ def main() -> None:
             print(row, flush=True)
             if options.json:
                 write(options.json, settings, rows)
-    if not options.json:
-        write(None, settings, rows)
-    if options.plot:
-        draw(options.plot, rows, config.block_size)
+    finish(options, settings, rows, draw)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def check_output(*paths: Path | None) -> None:
             continue
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder: name a file in it")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise type(error)(f"{path.parent} cannot be made: {error.strerror}") from None
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(f"{path.parent} cannot be written to")
         known = path.exists()
@@ -91,6 +95,19 @@ def whole_lines(path: Path) -> list[str]:
     if whole != lines:
         path.write_text("".join(whole))
     return whole
+
+
+def finish(
+    options: argparse.Namespace,
+    settings: dict[str, Any],
+    rows: list[dict[str, Any]],
+    draw: Callable[[Path, list[dict[str, Any]]], None],
+) -> None:
+    """Prints the result unless it was written to a file, and draws it if asked."""
+    if not options.json:
+        write(None, settings, rows)
+    if options.plot:
+        draw(options.plot, rows)
 
 
 def write(

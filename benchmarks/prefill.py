@@ -15,13 +15,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from benchmarks.ceilings import ceilings
-from benchmarks.environment import DTYPES, arguments, check_output, write
+from benchmarks.environment import DTYPES, arguments, check_output, finish, write
 from benchmarks.refusals import at_least, check_methods, refusals
-from benchmarks.shapes import SHAPES, random_model, random_prompts
+from benchmarks.shapes import SHAPES, random_prompts, random_stack
 from herald_jax import Engine, EngineConfig, GenerationConfig
 from herald_jax.engine.request import Result
 from herald_jax.engine.stack import LayerStack
@@ -133,7 +132,7 @@ def main() -> None:
         check_methods(options.methods)
         check_output(options.json, options.plot)
     peak = ceilings(jnp.dtype(options.dtype), 512 if options.quick else 8192).flops_per_second
-    stack = LayerStack(random_model(SHAPES[options.model], options.dtype), jax.devices()[0])
+    stack = random_stack(SHAPES[options.model], options.dtype)
     settings = {key: str(value) for key, value in vars(options).items()}
     rows = []
     for method in options.methods:
@@ -143,10 +142,7 @@ def main() -> None:
             print(rows[-1], flush=True)
             if options.json:
                 write(options.json, settings, rows)
-    if not options.json:
-        write(None, settings, rows)
-    if options.plot:
-        draw(options.plot, rows)
+    finish(options, settings, rows, draw)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 
 import host_kernels
 from benchmarks.shapes import random_cache
-from herald_jax import EngineConfig, GenerationConfig
+from herald_jax import GenerationConfig
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.request import Request, Result, Slot
 from herald_jax.engine.session import Session
@@ -21,7 +21,6 @@ from herald_jax.engine.sizing import Sizing
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.full_pool import Booking
-from herald_jax.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -52,20 +51,18 @@ class RandomSession:
 
     def __init__(
         self,
-        config: ModelConfig,
+        sizing: Sizing,
         stack: LayerStack,
         method: str,
-        engine: EngineConfig,
         *,
         context: int,
         blocks: int,
         steps: int,
-        dtype: np.dtype,
-        trace: bool = False,
     ) -> None:
         """Allocates and fills.
 
         Args:
+          sizing: of the network, with the batch.
           context: tokens before the first block; ``blocks``: how many will be run.
           steps: T.
 
@@ -73,23 +70,21 @@ class RandomSession:
           EngineError: it does not fit.
           MemoryError: host memory does not hold it.
         """
-        self.config = config
-        block = config.block_size
-        length = context + (blocks + 1) * block
-        sizing = Sizing(config, engine, dtype)
+        self.config = sizing.model
+        length = context + (blocks + 1) * self.config.block_size
         self.shape = sizing.shape(method, length)
         selector = sizing.selector(method)
         host_bytes = sizing.host_pool_bytes(method, self.shape)
         need = sizing.plan(self.shape).booked
         if host_bytes < need:
             raise EngineError(f"the host holds {host_bytes} of {need} bytes for {method}")
-        self.timeline = Timeline(trace)
+        self.timeline = Timeline()
         self.session = Session(
-            config,
+            self.config,
             stack,
             self.shape,
             selector,
-            engine,
+            sizing.config,
             GenerationConfig(steps=steps, stop_token_ids=()),
             sampled=False,
             host_bytes=host_bytes,

@@ -60,6 +60,17 @@ def check_steps(steps: int | None, model: Any) -> None:
     check_rule(GenerationConfig(steps=steps).resolve(model.rule), model)
 
 
+def read_limit(text: str) -> int | None:
+    """Bytes of ``--device-memory``, like "80GB"; None for "all".
+
+    Raises:
+      Refused: it is neither.
+    """
+    from herald_jax.cli.options import read_size
+
+    return None if text == "all" else read_size(text, "--device-memory")
+
+
 def read_points(texts: Sequence[str]) -> list[tuple[str, int]]:
     """Methods and batches from texts like "dense:8".
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from herald_jax.engine.stack import LayerStack
 from herald_jax.models import registry
 from herald_jax.models.config import ExpertsConfig, ModelConfig
 
@@ -91,6 +92,11 @@ def random_model(config: ModelConfig, dtype: str, seed: int = 0) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), index)
         filled.append(random_array(key, leaf.shape, leaf.dtype))
     return nnx.merge(graph, jax.tree.unflatten(tree, filled))
+
+
+def random_stack(config: ModelConfig, dtype: str) -> LayerStack:
+    """The same, taken apart on the first device: what engines over one network share."""
+    return LayerStack(random_model(config, dtype), jax.devices()[0])
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.ceilings import Ceilings, ceilings
-from benchmarks.environment import DTYPES, arguments, check_output, write
+from benchmarks.environment import DTYPES, arguments, check_output, finish, write
 from benchmarks.floor import operations
 from benchmarks.kernel_times import kernel_times
 from benchmarks.refusals import at_least, check_steps, read_points, refusals
-from benchmarks.shapes import SHAPES, random_cache, random_model
+from benchmarks.shapes import SHAPES, random_cache, random_stack
 from herald_jax.diffusion.accept import AcceptRule
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.config import EngineConfig, GenerationConfig
@@ -212,7 +212,7 @@ def main() -> None:
                 )
         check_output(options.json, options.plot)
     ceiling = ceilings(jnp.dtype(options.dtype), 512 if options.quick else 8192)
-    stack = LayerStack(random_model(config, options.dtype), jax.devices()[0])
+    stack = random_stack(config, options.dtype)
     settings = {key: str(value) for key, value in vars(options).items()}
     rows: list[dict[str, Any]] = []
     for method, batch in points:
@@ -221,10 +221,7 @@ def main() -> None:
         for name, milliseconds in list(rows[-1].get("kernels", {}).items())[:60]:
             print(f"{milliseconds:9.4f} ms a step  {name}", flush=True)
         write(options.json, settings, rows) if options.json else None
-    if not options.json:
-        write(None, settings, rows)
-    if options.plot:
-        draw(options.plot, rows)
+    finish(options, settings, rows, draw)
 
 
 if __name__ == "__main__":
