@@ -21,7 +21,7 @@ from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, 
 from host_kernels.kernels import attend_select, gather, select, store, top_k
 from host_kernels.key_index import index_rows, index_shape, rerank, select_indexed
 from host_kernels.prefetch import Prefetch, calibrate_prefetch, prefetch_setting, set_prefetch
-from host_kernels.threads import set_thread_count, thread_count
+from host_kernels.threads import set_background, set_thread_count, thread_count
 
 __all__ = [
     "Arena",
@@ -42,6 +42,7 @@ __all__ = [
     "rerank",
     "select",
     "select_indexed",
+    "set_background",
     "set_isa",
     "set_prefetch",
     "set_thread_count",

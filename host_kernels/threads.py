@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from host_kernels import _native
+
 _chosen: int | None = None
 
 
@@ -98,6 +100,16 @@ def set_thread_count(n: int | None) -> None:
     """
     global _chosen
     _chosen = None if n is None else _checked("n", n)
+
+
+def set_background(on: bool) -> None:
+    """Whether kernel threads run only on cores that no other thread wants at the moment.
+
+    For processes whose other threads keep a device busy: one of them that wakes up then runs at
+    once. The calling thread, which works along, stays as it is. A thread obeys with its next job;
+    where the system refuses, it goes on as it was. Results do not change.
+    """
+    _native.set_background(on)
 
 
 def resolve_threads(threads: int | None) -> int:

@@ -280,6 +280,32 @@ def _child(queue: multiprocessing.Queue[Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+def test_workers_go_to_the_background() -> None:
+    """Workers obey with their next job, the caller stays; results are the same."""
+    code = (
+        "import os, pathlib, numpy as np, host_kernels as hk\n"
+        "def policies():\n"
+        "    found = []\n"
+        "    for task in pathlib.Path('/proc/self/task').iterdir():\n"
+        "        if (task / 'comm').read_text().startswith('herald-'):\n"
+        "            found.append(os.sched_getscheduler(int(task.name)))\n"
+        "    return found\n"
+        "def call():\n"
+        "    kv = [np.random.default_rng(0).normal(size=(4, 2, 900, 32)).astype(np.float32)]\n"
+        "    n = np.full(1, 900, np.int32); index = np.zeros((1, 4, 50), np.int32)\n"
+        "    hk.select(np.ones((1, 8, 32), np.float32), kv, n, n, n // 18, index, threads=3)\n"
+        "    return index\n"
+        "before = call(); assert set(policies()) == {os.SCHED_OTHER}, policies()\n"
+        "hk.set_background(True); after = call()\n"
+        "assert len(policies()) == 2 and set(policies()) == {os.SCHED_IDLE}, policies()\n"
+        "assert os.sched_getscheduler(0) == os.SCHED_OTHER\n"
+        "assert (before == after).all()\n"
+        "hk.set_background(False); assert (call() == before).all()\n"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_child_process_gets_a_pool_of_its_own() -> None:
     hk.attend_select(**arguments(), threads=3)
     context = multiprocessing.get_context("fork")
@@ -321,6 +347,12 @@ def test_arena_gives_its_memory_back() -> None:
     del arena
     gc.collect()
     assert mapped() < before + (128 << 20)
+
+
+def test_arena_may_outlive_the_interpreter() -> None:
+    """Nobody closed it: it is freed while modules are cleared, which must not wait for ever."""
+    done = python("import host_kernels as hk\narena = hk.Arena(1 << 22)\nview = arena.buffer[5:]\n")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("nbytes", [1 << 60, (1 << 63) - 1, 1 << 63, 1 << 80])

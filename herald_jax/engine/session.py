@@ -64,6 +64,7 @@ class Session:
             # The main stream and the retrieval threads need cores of their own to keep the
             # device's queue filled.
             host_kernels.set_thread_count(max(1, host_kernels.thread_count() - SPARE_CORES))
+        host_kernels.set_background(accelerator)
         if shape.sparse_layers:
             host_kernels.calibrate_prefetch()
         self.model, self.config, self.shape, self.selector = model, config, shape, selector

@@ -21,6 +21,7 @@
 #include "gil.h"
 #include "rerank.h"
 #include "rows.h"
+#include "thread_pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -308,6 +309,7 @@ NB_MODULE(_native, m) {
         "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
   m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),
         "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a);
+  m.def("set_background", &set_background, "on"_a);
   m.def("arena", &py_arena, "nbytes"_a, "huge_pages"_a, "threads"_a);
   m.def(
       "read_bandwidth",

@@ -9,11 +9,13 @@ namespace herald {
 
 // Releases the GIL while it lives. A thread that comes back while the interpreter is ending would
 // be unwound through frames that must not be unwound, which ends the process with an abort: it
-// sleeps until the process is gone instead, as threads do from Python 3.14 on.
+// sleeps until the process is gone instead, as threads do from Python 3.14 on. The thread that ends
+// the interpreter, and frees what is left, goes on: nobody else wants the GIL by then.
 class WithoutGil {
  public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
+  WithoutGil() : state_(ending() ? nullptr : PyEval_SaveThread()) {}
   ~WithoutGil() {
+    if (!state_) return;
     while (ending()) pause();
 #if defined(__GLIBCXX__)
     try {

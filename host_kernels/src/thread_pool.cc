@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -132,6 +133,15 @@ struct PoolState {
 
 namespace {
 
+std::atomic<bool> background_wanted{false};
+
+// A thread that wakes up takes the core from one that idles at once, where it would wait for the
+// end of a slice of any other, however nice.
+void schedule_self(bool background) {
+  const sched_param none{};
+  sched_setscheduler(0, background ? SCHED_IDLE : SCHED_OTHER, &none);
+}
+
 // Pages of the stack that a first job would otherwise fault in, whenever that job comes.
 __attribute__((noinline)) void touch_stack() {
   char pages[kStackBytes];
@@ -144,8 +154,11 @@ void worker_loop(PoolState* s, int index, Participant* self) {
   pthread_setname_np(pthread_self(), name);
   if (nodes().size() > 1) bind_to(nodes()[static_cast<size_t>(index) % nodes().size()]);
   touch_stack();
+  bool background = false;
   for (uint32_t seen = 0;; ++seen) {
     self->posted.wait([&](uint32_t posted) { return posted != seen; });
+    if (background != background_wanted.load(std::memory_order_relaxed))
+      schedule_self(background = !background);
     s->work(s->context, index);
     if (s->unfinished.add(UINT_MAX) == 0) s->unfinished.wake();
   }
@@ -194,6 +207,8 @@ void open_gate(PoolState* s) {
 }
 
 }  // namespace
+
+void set_background(bool on) { background_wanted.store(on, std::memory_order_relaxed); }
 
 PoolLease::PoolLease(int threads, PoolUse use) : state_(current_pool(use)), threads_(1) {
   {

@@ -12,6 +12,10 @@ struct PoolState;
 
 enum class PoolUse { kScan, kMove };
 
+// Whether workers run only on cores that no other thread wants at the moment. Each obeys with its
+// next job, as far as the system lets it.
+void set_background(bool on);
+
 // Exclusive use of a pool for one call. Several threads may ask at once: they are served in the
 // order in which they came. A child process gets a pool of its own.
 class PoolLease {
