@@ -38,7 +38,7 @@ from herald_jax.cli.platform import prepare_platform
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.sizing import Sizing
 
-WARM_UP_BLOCKS = 2
+WARM_UP_BLOCKS = 1
 IDEAL_BLOCKS = 3
 
 
@@ -70,8 +70,8 @@ def sized(point: Point, options: Any) -> Sizing:
 
 
 def blocks_of(options: Any) -> int:
-    """Blocks that a point runs: one to settle in once selection is off, and two to profile."""
-    return int(WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 3)
+    """Blocks that a point runs: two to settle in once selection is off, and two to profile."""
+    return int(WARM_UP_BLOCKS + options.blocks + IDEAL_BLOCKS + 4)
 
 
 def measure(point: Point, sizing: Sizing, stack: Any, options: Any) -> dict[str, Any]:

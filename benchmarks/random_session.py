@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from herald_jax.engine.session import Session
 from herald_jax.engine.sizing import Sizing
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.warm_up import WarmUp
 from herald_jax.kv.full_pool import Booking
 
 
@@ -100,17 +101,22 @@ class RandomSession:
     def _occupy(self, context: int, length: int) -> None:
         """Gives every slot a request of ``length`` tokens, ``context`` of them its prompt."""
         session = self.session
-        session.cache.exact = random_cache(session.cache.exact)
-        session.cache.pool = random_cache(session.cache.pool)
+        slots = []
         for index in range(self.shape.slots):
             request = Request(str(index), np.zeros(context, np.int32), length - context)
             booking = None
             if self.shape.sparse_layers:
                 booking = session.full_pool.book(request.id, length)
-            slot = Slot(request, booking, Result(request.id), start=context)
-            slot.selected = self.shape.candidates
-            session.batch.slots[index] = slot
-        self._fill([slot.booking for _, slot in session.batch.active() if slot.booking is not None])
+            slots.append(Slot(request, booking, Result(request.id), start=context))
+            slots[-1].selected = self.shape.candidates
+        with ThreadPoolExecutor(1) as thread:
+            # The host's memory fills while programs compile.
+            filled = thread.submit(self._fill, [s.booking for s in slots if s.booking is not None])
+            WarmUp(session).run([])
+            session.cache.exact = random_cache(session.cache.exact)
+            session.cache.pool = random_cache(session.cache.pool)
+            filled.result()
+        session.batch.slots[:] = slots
 
     def _fill(self, bookings: list[Booking]) -> None:
         """Random keys and values, other ones for every layer and head, and their index."""
@@ -167,11 +173,18 @@ class RandomSession:
 
     def stop_selecting(self) -> None:
         """Every later block attends the pool at hand: nothing is retrieved, copied or refined."""
-        if self.session.handover is not None:
-            self.session.handover.abandon()
-        self.session.handover = None
-        self.session.current = None
-        self.session.main.current = None
+        session = self.session
+        if session.handover is not None:
+            session.handover.abandon()
+        session.handover = None
+        session.current = None
+        session.main.current = None
+        # The last one that refines leaves the pool that the others attend.
+        self.run(1)
+        if self.shape.refines:
+            session.cache.shape = replace(self.shape, candidates=self.shape.selected)
+        for _, slot in session.batch.active():
+            slot.selected = min(slot.selected, self.shape.selected)
 
     def close(self) -> None:
         """Frees everything, device buffers too."""

@@ -117,24 +117,26 @@ class Batch:
     def _seeds(self) -> np.ndarray:
         return np.array([0 if slot is None else slot.seed for slot in self.slots], np.uint32)
 
-    def job(
-        self, candidates_ratio: float, attends_draft: bool, *, idle: bool = False
-    ) -> SelectionJob | None:
-        """Selection for the block after the current one; None where no slot needs any.
+    def continues(self) -> bool:
+        """Whether some slot has a block after the current one, and needs a selection for it."""
+        return any(self._taking_part())
 
-        With ``idle`` there is a job in any case. Finished, empty and last-block slots take no part.
-        Rows before the current block are committed and may be selected; the draft's rows enter the
-        softmax only.
-        """
-        shape, block = self.shape, self.shape.block_size
-        part = [
+    def _taking_part(self) -> list[bool]:
+        block = self.shape.block_size
+        return [
             slot is not None and slot.booking is not None and not slot.is_last(block)
             for slot in self.slots
         ]
+
+    def job(self, candidates_ratio: float, attends_draft: bool) -> SelectionJob:
+        """Selection for the block after the current one.
+
+        Finished, empty and last-block slots take no part. Rows before the current block are
+        committed and may be selected; the draft's rows enter the softmax only.
+        """
+        shape, block = self.shape, self.shape.block_size
         start = self.per_slot(lambda slot: slot.start)
-        select_len = np.where(part, start, 0).astype(np.int32)
-        if not idle and not any(part):
-            return None
+        select_len = np.where(self._taking_part(), start, 0).astype(np.int32)
         budget = np.array([self.budget.entries(int(n)) for n in select_len], np.int32)
         fetched = np.minimum(np.ceil(budget * candidates_ratio), select_len).astype(np.int32)
         drafted = block if attends_draft else 0

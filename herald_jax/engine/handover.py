@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_rows import BlockRows
-from herald_jax.engine.errors import EngineError
 from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.retrieval_stream import RetrievalStream
 from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.kv.device_cache import DeviceCache
-from herald_jax.selection import LayerSerialSelector, QueryOnceSelector
+from herald_jax.selection import LayerSerialSelector, QueryOnceSelector, SelectionJob
 
 
 class Handover:
@@ -33,29 +30,37 @@ class Handover:
         With ``idle`` it wants as much of a batch without requests, and selects nothing.
         """
         selector = self.retrieval.selector
-        job = self.batch.job(selector.candidates_ratio, selector.attends_draft, idle=idle)
-        if job is None:
+        if not idle and not self.batch.continues():
             return None
-        bookings = [
-            booking if job.active[n] else None for n, booking in enumerate(self.batch.bookings())
-        ]
+        job: SelectionJob
+
+        def prepare() -> None:
+            nonlocal job
+            job = self.batch.job(selector.candidates_ratio, selector.attends_draft)
+            if self._committed is not None:
+                # Now, so that it is done when the queries come.
+                self.retrieval.store(self._committed)
+                self._committed = None
 
         def begin(
             representative: jax.Array | None,
             drafts: list[jax.Array] | None,
             queries: list[Queries] | None,
         ) -> None:
-            rows = [] if self._committed is None else [self._committed]
-            self._committed = None
+            rows = []
             if drafts is not None and selector.attends_draft:
-                rows.append(BlockRows(bookings, job.start, drafts))
+                taking = [
+                    booking if job.active[n] else None
+                    for n, booking in enumerate(self.batch.bookings())
+                ]
+                rows.append(BlockRows(taking, job.start, drafts))
             self.retrieval.begin(job, rows, representative=representative, queries=queries)
 
         if isinstance(selector, LayerSerialSelector):
-            return Lookahead(1, True, selector.attends_draft, None, begin)
+            return Lookahead(1, True, selector.attends_draft, None, prepare, begin)
         assert isinstance(selector, QueryOnceSelector)
         masks = self.batch.shape.block_size if selector.drafted else 0
-        return Lookahead(masks, False, selector.drafted, selector.merge_step, begin)
+        return Lookahead(masks, False, selector.drafted, selector.merge_step, prepare, begin)
 
     def boundary(self) -> dict[int, str]:
         """Joins the retrieval and swaps pools; the wait is the block-boundary stall.
@@ -68,6 +73,7 @@ class Handover:
           EngineError: it could not fetch the next pool.
         """
         if not self.retrieval.busy:
+            self.retrieval.settle()
             self._committed = None
             self.cache.reset_pool()
             self.retrieval.transfer.forget()
@@ -87,9 +93,7 @@ class Handover:
 
     def abandon(self) -> None:
         """Waits until no retrieval reads the bookings any more, and forgets it."""
-        if self.retrieval.busy:
-            with contextlib.suppress(EngineError):
-                self.retrieval.join()
+        self.retrieval.settle()
         self.batch.forget_indices()
         self._committed = None
 

@@ -82,6 +82,7 @@ class MainStream:
         self.block = programs.block
         self.queue_depth = queue_depth
         self._queued: deque[jax.Array] = deque()
+        self._numbers: list[jax.Array] = []
 
     def denoise(
         self,
@@ -120,7 +121,8 @@ class MainStream:
                 if ahead is not None and ahead.masks:
                     decision = self._pair_step(state, argmax, decoding, lengths, ahead)
                 else:
-                    decision = self._step(step, state, decoding, lengths, keep, ahead)
+                    prepare = lookahead.prepare if lookahead and step == 0 else None
+                    decision = self._step(step, state, decoding, lengths, keep, ahead, prepare)
             decision.flags.copy_to_host_async()
             state, argmax = decision.state, decision.argmax
             if previous is not None:
@@ -147,8 +149,15 @@ class MainStream:
                 wait_ready(self._queued.popleft(), self.timeout, "a program of the main stream")
         return x
 
+    def _number(self, step: int) -> jax.Array:
+        """int32, on the device already: copied now, it would queue behind rows of the next pool."""
+        while len(self._numbers) <= step:
+            more = range(len(self._numbers), max(step + 1, self.block + 2))
+            self._numbers += jax.device_put([np.int32(n) for n in more], self.cache.device)
+        return self._numbers[step]
+
     def _decide(self, x: jax.Array, state: BlockState, decoding: Decoding, step: int) -> Decision:
-        return self.stack.on_shell(self.programs.decide)(x, state, decoding, np.int32(step))
+        return self.stack.on_shell(self.programs.decide)(x, state, decoding, self._number(step))
 
     def _exact(self, x: jax.Array, state: BlockState) -> jax.Array:
         for group in self.exact_groups:
@@ -170,9 +179,12 @@ class MainStream:
         lengths: jax.Array,
         budget: jax.Array,
         ahead: Lookahead | None,
+        prepare: Callable[[], None] | None,
     ) -> Decision:
         """A step of the denoising group alone; ``ahead`` where retrieval begins at it."""
         x = self._exact(self.stack.embed(state.tokens), state)
+        if prepare is not None:
+            prepare()
         refines = step == 0 and self.cache.shape.candidates > self.cache.shape.selected
         merges = ahead is not None and ahead.merge_step == step
         queries: list[Queries] | None = None

@@ -6,13 +6,13 @@ is being scanned on the host, the other's projections and MLP run on the device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,11 +22,12 @@ import numpy as np
 from herald_jax.diffusion.draft import representative_position
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.errors import EngineError, WaitTimeout
+from herald_jax.engine.retrieval import Retrieval
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
-from herald_jax.engine.worker import Worker
+from herald_jax.engine.worker import Worker, wait_done
 from herald_jax.kv.changes import ChangesTransfer
 from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
@@ -38,27 +39,6 @@ from herald_jax.selection import (
     Selector,
 )
 from herald_jax.selection.callback import SelectionCallback, dispatch
-
-
-@dataclass
-class Retrieval:
-    """Everything one block's retrieval needs and what became of it.
-
-    Attributes:
-      sent: of every sparse layer what its transfer sent, None until it did.
-    """
-
-    job: SelectionJob
-    rows: list[BlockRows]
-    representative: jax.Array | None
-    positions: np.ndarray
-    queries: Sequence[Queries] | None
-    sent: list[Any]
-    waiting: list[int]
-    failures: dict[int, str] = field(default_factory=dict)
-    error: BaseException | None = None
-    seconds: float = 0.0
-    reached: int = 0
 
 
 class RetrievalStream:
@@ -89,11 +69,26 @@ class RetrievalStream:
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
+        self._stored: list[Future[Any]] = []
         self._callback: SelectionCallback | None = None
         if isinstance(selector, LayerSerialSelector):
             self._callback = SelectionCallback(selector, streams)
+            # On the device ahead of time: copied later, they would queue behind rows.
+            numbers = range(max(shape.sparse_layers, streams))
+            self._numbers = jax.device_put([np.int32(n) for n in numbers], device)
+            self._number = jax.device_put(np.int32(self._callback.number), device)
 
     # -- called by the main stream --------------------------------------------------------------
+
+    def store(self, rows: BlockRows) -> None:
+        """Starts to write a committed block to the full pool; returns at once.
+
+        What is begun later finds it there. The block's bookings must live until that was joined.
+        """
+        self._stored = [
+            worker.submit(functools.partial(self._store, rows, index))
+            for index, worker in enumerate(self.workers)
+        ]
 
     def begin(
         self,
@@ -107,7 +102,7 @@ class RetrievalStream:
 
         Args:
           job: what may be selected for each slot.
-          rows: blocks to write to the full pool first, in order.
+          rows: further blocks to write to the full pool first, in order.
           representative: [N, 1, hidden] at the first sparse layer (layer-serial selectors).
           queries: per sparse layer what ``MergedQueries`` holds (query-once selectors that ask).
         """
@@ -120,9 +115,11 @@ class RetrievalStream:
             representative,
             positions,
             queries,
+            self._stored,
             [None] * layers,
             [len(self.parts)] * layers,
         )
+        self._stored = []
         self._current = retrieval
         self._futures = [
             worker.submit(functools.partial(self._run, retrieval, index))
@@ -134,6 +131,16 @@ class RetrievalStream:
         """Whether a retrieval was begun and not yet joined."""
         return self._current is not None
 
+    def settle(self) -> None:
+        """Waits until nothing reads or writes bookings any more, whatever becomes of it.
+
+        A thread that does not end in time is given up.
+        """
+        for futures in (self._stored, self._futures):
+            with contextlib.suppress(EngineError):
+                self._await(futures)
+        self._stored, self._futures, self._current = [], [], None
+
     def join(self) -> Retrieval:
         """Waits for the retrieval that was begun and returns it.
 
@@ -143,30 +150,29 @@ class RetrievalStream:
         """
         retrieval = self._current
         assert retrieval is not None, "join without begin"
-        deadline = time.monotonic() + self.timeout
-        for future, worker in zip(self._futures, self.workers, strict=True):
-            while not future.done():
-                if time.monotonic() > deadline or not worker.alive:
-                    self._current = None
-                    layer, layers = retrieval.reached, self.shape.sparse_layers
-                    state = "is still running" if worker.alive else "was lost"
-                    raise WaitTimeout(
-                        f"waited {self.timeout:g} s for the retrieval stream, whose thread {state} "
-                        f"at sparse layer {layer} of {layers}"
-                    )
-                try:
-                    future.exception(timeout=0.5)
-                except TimeoutError:
-                    continue
-            if (error := future.exception()) is not None:
-                self._current = None
-                raise EngineError(f"the retrieval stream failed: {error}") from error
-        self._current = None
+        try:
+            self._await(self._futures)
+        finally:
+            self._current = None
         if any(sent is None for sent in retrieval.sent):
             # Of several threads the one that did not start the copy does not know that it failed.
             raise EngineError(f"the retrieval stream failed: {retrieval.error}")
         self.timeline.retrieval_seconds += retrieval.seconds
         return retrieval
+
+    def _await(self, futures: Sequence[Future[Any]]) -> None:
+        def unfinished(state: str) -> str:
+            layer = 0 if self._current is None else self._current.reached
+            layers = self.shape.sparse_layers
+            return (
+                f"waited {self.timeout:g} s for the retrieval stream, whose thread {state} at "
+                f"sparse layer {layer} of {layers}"
+            )
+
+        wait_done(futures, self.workers, self.timeout, unfinished)
+        for future in futures:
+            if (error := future.exception()) is not None:
+                raise EngineError(f"the retrieval stream failed: {error}") from error
 
     def swap(self, cache: DeviceCache, done: Retrieval) -> jax.Array:
         """Makes what a joined retrieval fetched the active pool.
@@ -194,15 +200,21 @@ class RetrievalStream:
 
     # -- on the worker threads ------------------------------------------------------------------
 
+    def _store(self, rows: BlockRows, stream: int) -> None:
+        with self.timeline.span(f"retrieval-{stream}", "rows to host"):
+            rows.store(self.shape, *self.parts[stream])
+
     def _run(self, retrieval: Retrieval, stream: int) -> None:
         first, last = self.parts[stream]
         began = time.perf_counter()
         delivered = 0
         part = retrieval.job.part(first, last)
         try:
-            with self.timeline.span(f"retrieval-{stream}", "rows to host"):
-                for rows in retrieval.rows:
-                    rows.store(self.shape, first, last)
+            if retrieval.stored:
+                # Slots whose rows could not be written cannot go on.
+                retrieval.stored[stream].result()
+            for rows in retrieval.rows:
+                self._store(rows, stream)
             for layer in self._select(retrieval, part, stream):
                 if part.error is not None:
                     raise part.error
@@ -246,13 +258,13 @@ class RetrievalStream:
         assert retrieval.representative is not None
         self._callback.jobs[stream] = part
         x = _rows(retrieval.representative, first, last)
-        positions = retrieval.positions[first:last]
+        positions = jax.device_put(retrieval.positions[first:last], self.device)
         groups = self.stack.groups(self.shape.exact_layers, len(self.stack), 1)
         for layer, group in enumerate(groups):
             with self.timeline.span(name, "layer"):
                 program = self.stack.on_layers(_representative_layer, group)
-                number = np.int32(self._callback.number)
-                x = program(x, positions, number, np.int32(stream), np.int32(layer))
+                at = self._numbers[stream], self._numbers[layer]
+                x = program(x, positions, self._number, *at)
                 if not part.selected[layer].wait(self.timeout):
                     raise WaitTimeout(
                         f"waited {self.timeout:g} s for the host callback of sparse layer {layer}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import threading
 import time
@@ -10,6 +11,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+from herald_jax.engine.errors import WaitTimeout
 
 GRACE_SECONDS = 1.0
 _WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -76,3 +79,27 @@ class Worker:
     def close(self) -> None:
         """Ends the thread after what is queued; one that hangs is left behind after a second."""
         close_all([self])
+
+
+def wait_done(
+    futures: Sequence[Future[Any]],
+    workers: Sequence[Worker],
+    timeout: float,
+    unfinished: Callable[[str], str],
+) -> None:
+    """Waits until tasks, each with the worker that runs it, have ended in whatever way.
+
+    Args:
+      timeout: seconds in all.
+      unfinished: what to say, given "is still running" or "was lost".
+
+    Raises:
+      WaitTimeout: one did not end in time, or its thread was lost.
+    """
+    deadline = time.monotonic() + timeout
+    for future, worker in zip(futures, workers, strict=False):
+        while not future.done():
+            if time.monotonic() > deadline or not worker.alive:
+                raise WaitTimeout(unfinished("is still running" if worker.alive else "was lost"))
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=0.5)
