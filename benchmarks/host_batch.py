@@ -33,7 +33,7 @@ class Host:
             head_dim=shape.head_dim,
             dtype=shape.dtype,
             nbytes=slots * pool_bytes,
-            key_index=True,
+            key_index="int8",
             threads=options.threads,
         )
         bookings = [self.pool.book(str(slot), shape.rows) for slot in range(slots)]
@@ -143,7 +143,9 @@ class Part:
 def request_bytes(shape: CacheShape) -> tuple[int, int]:
     """Bytes of one request: in the full pool with its key indexes, in staging and on the device."""
     heads, dim = shape.kv_heads, shape.head_dim
-    piece = row_bytes(heads, dim, shape.dtype, shape.rows) + index_bytes(heads, dim, shape.rows)
+    piece = row_bytes(heads, dim, shape.dtype, shape.rows) + index_bytes(
+        heads, dim, shape.rows, "int8"
+    )
     return shape.sparse_layers * piece, 2 * shape.pool_bytes // shape.slots
 
 

@@ -309,7 +309,7 @@ def test_requests_wait_for_room_in_the_host_pool():
         (lambda: Budget(1.5), ["--budget 1.5"]),
         (lambda: Budget(tokens=0), ["--budget-tokens 0"]),
         (lambda: EngineConfig(max_batch=0), ["--max-batch 0"]),
-        (lambda: EngineConfig(key_index="int4"), ["--key-index 'int4'", "int8 or none"]),
+        (lambda: EngineConfig(key_index="int2"), ["--key-index 'int2'", "int8, int4 or none"]),
         (lambda: EngineConfig(exact_layers=-1), ["--exact-layers -1"]),
         (lambda: GenerationConfig(max_new_tokens=0), ["--max-new-tokens 0"]),
         (lambda: GenerationConfig(threshold=2), ["--threshold 2"]),
