@@ -38,7 +38,7 @@ class Host:
         )
         bookings = [self.pool.book(str(slot), shape.rows) for slot in range(slots)]
         pattern = random_rows(rng, bookings[0].extents[0].size)
-        tiles = random_tiles(rng, shape.head_dim)
+        tiles = random_tiles(rng, shape.head_dim, "int8")
         for booking in bookings:
             for extent, index in zip(booking.extents, booking.index, strict=True):
                 repeat(extent.reshape(-1), pattern)
