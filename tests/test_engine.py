@@ -394,15 +394,16 @@ def _pairs(booking):
 
 
 @pytest.mark.parametrize(
-    ("method", "transfer"),
+    ("method", "transfer", "key_index"),
     [
-        ("herald-draft", "changes"),
-        ("herald-merged", "changes"),
-        *((name, "full") for name in ("dense", *SELECTORS)),
+        ("herald-draft", "changes", "int8"),
+        ("herald-merged", "changes", "int8"),
+        ("herald-merged", "full", "int4"),
+        *((name, "full", "int8") for name in ("dense", *SELECTORS)),
     ],
 )
-def test_booked_equals_planned(method, transfer):
-    made = engine(method, 0.1, transfer=transfer)
+def test_booked_equals_planned(method, transfer, key_index):
+    made = engine(method, 0.1, transfer=transfer, key_index=key_index)
     answers(made, prompts((60, 150)), RULE)
     session, sizing = made.session, made.sizing
     plan = sizing.plan(sizing.shape(method, 192))
