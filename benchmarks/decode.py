@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,10 @@ from benchmarks.shapes import SHAPES, random_stack
 from herald_jax import Budget, EngineConfig
 from herald_jax.cli.options import read_size
 from herald_jax.cli.platform import prepare_platform
+from herald_jax.engine.config import KeyIndex
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.sizing import Sizing
+from herald_jax.selection import SELECTORS
 
 WARM_UP_BLOCKS = 1
 IDEAL_BLOCKS = 3
@@ -149,15 +151,19 @@ def points(options: Any) -> list[Point]:
     changes = {
         "steps": options.steps,
         "candidates_ratio": options.candidates_ratio,
+        "key_index": options.key_index,
         "batch": options.batch,
     }
     given = {name: value for name, value in changes.items() if value is not None}
     refining = ("herald-merged", "merged-drafted")
+    indexed = [name for name, selector in SELECTORS.items() if selector.indexed]
     made = []
     for point in found:
         own = dict(given)
         if point.method not in refining:
             own.pop("candidates_ratio", None)
+        if point.method not in indexed:
+            own.pop("key_index", None)
         if options.quick:
             own |= {"model": "tiny", "context": 2048, "batch": 2}
         made.append(dataclasses.replace(point, **own))
@@ -182,6 +188,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="this T instead of the preset's")
     parser.add_argument("--blocks", type=int, default=5, help="measured blocks")
     parser.add_argument("--candidates-ratio", type=float, help="C / K of methods that refine")
+    parser.add_argument("--key-index", choices=get_args(KeyIndex), help="of methods that have one")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")

@@ -33,12 +33,12 @@ class Host:
             head_dim=shape.head_dim,
             dtype=shape.dtype,
             nbytes=slots * pool_bytes,
-            key_index=True,
+            key_index="int8",
             threads=options.threads,
         )
         bookings = [self.pool.book(str(slot), shape.rows) for slot in range(slots)]
         pattern = random_rows(rng, bookings[0].extents[0].size)
-        tiles = random_tiles(rng, shape.head_dim)
+        tiles = random_tiles(rng, shape.head_dim, "int8")
         for booking in bookings:
             for extent, index in zip(booking.extents, booking.index, strict=True):
                 repeat(extent.reshape(-1), pattern)
@@ -143,7 +143,9 @@ class Part:
 def request_bytes(shape: CacheShape) -> tuple[int, int]:
     """Bytes of one request: in the full pool with its key indexes, in staging and on the device."""
     heads, dim = shape.kv_heads, shape.head_dim
-    piece = row_bytes(heads, dim, shape.dtype, shape.rows) + index_bytes(heads, dim, shape.rows)
+    piece = row_bytes(heads, dim, shape.dtype, shape.rows) + index_bytes(
+        heads, dim, shape.rows, "int8"
+    )
     return shape.sparse_layers * piece, 2 * shape.pool_bytes // shape.slots
 
 

@@ -86,10 +86,10 @@ class Cases:
         memory, shape = self.memory, (point.context, point.head_dim)
         return self._turns(memory.extents(*shape), memory.slot_bytes(*shape), share)
 
-    def _indexes(self, point: Point) -> list[list[Any]]:
+    def _indexes(self, point: Point, kind: host_kernels.IndexKind = "int8") -> list[list[Any]]:
         memory, shape = self.memory, (point.context, point.head_dim)
         # As many slots as a sample of the other kernels has.
-        return self._turns(memory.indexes(*shape), memory.slot_bytes(*shape))
+        return self._turns(memory.indexes(*shape, kind), memory.slot_bytes(*shape))
 
     def _queries(self, slots: int, point: Point) -> NDArray[np.float32]:
         shape = (slots, HEADS * point.queries * point.group, point.head_dim)
@@ -144,6 +144,10 @@ class Cases:
         turns = self._indexes(point)
         return self._scan(host_kernels.select_indexed, turns, point, point.head_dim + 4)
 
+    def _int4(self, point: Point) -> Work:
+        turns = self._indexes(point, "int4")
+        return self._scan(host_kernels.select_indexed, turns, point, point.head_dim // 2 + 4)
+
     def _many(self, point: Point) -> Work:
         return self._keys(_with_queries(point, BLOCK))
 
@@ -152,6 +156,9 @@ class Cases:
 
     def _merged4_int8(self, point: Point) -> Work:
         return self._int8(_with_queries(point, PARTS))
+
+    def _merged4_int4(self, point: Point) -> Work:
+        return self._int4(_with_queries(point, PARTS))
 
     def _rerank(self, point: Point) -> Work:
         turns = self._extents(point)
@@ -261,5 +268,8 @@ def _with_queries(point: Point, queries: int) -> Point:
 
 
 #: Those that compute scores; cycles for each key are told of them.
-SCANS = ("fused", "keys", "int8", "merged4_keys", "merged4_int8", "many", "rerank")
+SCANS = (
+    "fused", "keys", "int8", "int4", "merged4_keys", "merged4_int8", "merged4_int4", "many",
+    "rerank",
+)  # fmt: skip
 KERNELS = (*SCANS, "gather", "gather_runs", "changes", "index_rows", "store")

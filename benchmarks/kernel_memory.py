@@ -46,7 +46,7 @@ class Memory:
         self._rows = host_kernels.Arena(2 * key_bytes)
         self._indexes = host_kernels.Arena(key_bytes)
         self._results: host_kernels.Arena | None = None
-        self._indexed = 0
+        self._indexed: tuple[int, host_kernels.IndexKind] | None = None
         self.rows: NDArray[Any] = self._rows.buffer.view(BF16)
         repeat(self.rows, random_rows(self.rng, self.rows.size))
 
@@ -79,12 +79,15 @@ class Memory:
         shape = (count, HEADS, 2, context, dim)
         return list(self.rows[: int(np.prod(shape))].reshape(shape))
 
-    def indexes(self, context: int, dim: int) -> list[NDArray[np.uint8]]:
+    def indexes(
+        self, context: int, dim: int, kind: host_kernels.IndexKind = "int8"
+    ) -> list[NDArray[np.uint8]]:
         """Key indexes of every slot, as many as there is room for, at least one.
 
-        Their codes and scales are those of normal keys, not of ``extents``.
+        Their codes and scales are those of normal keys, not of ``extents``. Indexes of another
+        dimension or kind take the place of these.
         """
-        shape = host_kernels.index_shape(HEADS, context, dim)
+        shape = host_kernels.index_shape(HEADS, context, dim, kind)
         each = int(np.prod(shape))
         count = self._indexes.nbytes // each
         if not count:
@@ -92,9 +95,9 @@ class Memory:
                 f"--memory {self.key_bytes} is too little for the key index of {context} keys of "
                 f"{dim} in {HEADS} heads: give at least {each}"
             )
-        if self._indexed != dim:
-            repeat(self._indexes.buffer, random_tiles(self.rng, dim))
-            self._indexed = dim
+        if self._indexed != (dim, kind):
+            repeat(self._indexes.buffer, random_tiles(self.rng, dim, kind))
+            self._indexed = dim, kind
         return list(self._indexes.buffer[: count * each].reshape(count, *shape))
 
     def results(self, *shapes: tuple[int, ...]) -> list[NDArray[Any]]:
@@ -117,10 +120,12 @@ def random_rows(rng: np.random.Generator, count: int) -> NDArray[Any]:
     return rng.standard_normal(min(PERIOD, count), np.float32).astype(BF16)
 
 
-def random_tiles(rng: np.random.Generator, dim: int) -> NDArray[np.uint8]:
-    """Tiles of the key index of normal keys of ``dim``, one after the other, to repeat."""
+def random_tiles(
+    rng: np.random.Generator, dim: int, kind: host_kernels.IndexKind
+) -> NDArray[np.uint8]:
+    """Tiles of a key index of normal keys of ``dim``, one after the other, to repeat."""
     keys = random_rows(rng, 2 * INDEX_PERIOD * dim).reshape(1, 2, INDEX_PERIOD, dim)
-    tiles = np.zeros(host_kernels.index_shape(1, INDEX_PERIOD, dim), np.uint8)
+    tiles = np.zeros(host_kernels.index_shape(1, INDEX_PERIOD, dim, kind), np.uint8)
     start, counts = np.zeros(1, np.int32), np.full(1, INDEX_PERIOD, np.int32)
     host_kernels.index_rows([keys], [tiles], start, counts)
     return tiles.reshape(-1)

@@ -6,7 +6,7 @@ One row a kernel, number of threads and point: a base point, from which one axis
 varied. A sample goes through memory far larger than the caches, and a plain read loop on the same
 threads runs just before and just after it; ``fraction_of_read`` is the median ratio over the
 rounds, ``low`` and ``high`` its 10th and 90th percentile. Bytes are those that a kernel must read
-(K and V for ``fused``, K, or the int8 index with its scales) or, for the kernels that move rows,
+(K and V for ``fused``, K, or an index with its scales) or, for the kernels that move rows,
 those it copies. Rounds in which a thread was made to give up its CPU are repeated, a few of them;
 ``undisturbed`` tells how many were not. ``prefetched_read_gb_per_s`` is the best of the read loops
 with several streams and software prefetch. ``top_k`` and ``heap`` select from scores in cache;
@@ -43,7 +43,7 @@ MUST = {
 }
 MUST_OVER_FUSED = 3.0
 #: Kernels that are measured against the number of queries, and the queries.
-QUERIED, QUERIES = ("keys", "int8"), (1, 2, 4, 8, 16, 32)
+QUERIED, QUERIES = ("keys", "int8", "int4"), (1, 2, 4, 8, 16, 32)
 
 
 def points(options: Any, base: Point) -> Iterator[tuple[str, Point]]:

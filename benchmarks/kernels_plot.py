@@ -14,8 +14,10 @@ LABELS = {
     "fused": "fused K+V",
     "keys": "keys",
     "int8": "int8 index",
+    "int4": "int4 index",
     "merged4_keys": "keys, 4 parts",
     "merged4_int8": "int8, 4 parts",
+    "merged4_int4": "int4, 4 parts",
     "many": "keys, 32 queries",
     "rerank": "re-rank of 2K",
     "gather": "gather",
@@ -24,6 +26,11 @@ LABELS = {
     "index_rows": "index of new keys",
     "store": "store",
 }
+
+
+#: Kernels whose throughput is drawn against the number of queries, and over the other axes.
+QUERIED = ("keys", "int8", "int4")
+SHOWN = ("fused", *QUERIED, "merged4_keys", "merged4_int8", "merged4_int4", "gather")
 
 
 def draw(path: Path, rows: Sequence[Row], settings: dict[str, Any], must: dict[str, float]) -> None:
@@ -95,7 +102,7 @@ def _roofline(axis: Any, rows: Sequence[Row], roofs: dict[str, float]) -> None:
 def _queries(axis: Any, rows: Sequence[Row]) -> None:
     """Keys a second against the number of queries, as multiples of the most (paper Fig. 8)."""
     axis.set(xscale="log", yscale="log", xlabel="queries, each with G heads")
-    for kernel in ("keys", "int8"):
+    for kernel in QUERIED:
         line = _at(rows, "queries", kernel)
         if not line:
             continue
@@ -140,7 +147,7 @@ def _fractions(axis: Any, rows: Sequence[Row], must: dict[str, float]) -> None:
 
 def _contexts(axis: Any, rows: Sequence[Row]) -> None:
     """Share of the read loop over the context."""
-    for kernel in ("fused", "keys", "int8", "merged4_keys", "merged4_int8", "gather"):
+    for kernel in SHOWN:
         line = _at(rows, "context", kernel)
         axis.errorbar(
             [row["context"] for row in line],
@@ -171,7 +178,7 @@ def _others(axis: Any, rows: Sequence[Row], base: dict[str, Any]) -> None:
             short[name].format(value)
             for value in sorted({row[name] for row in rows if row["axis"] == name})
         ]
-    for kernel in ("fused", "keys", "int8", "merged4_keys", "merged4_int8", "gather"):
+    for kernel in SHOWN:
         found = {}
         for row in rows:
             if row["kernel"] == kernel and row["axis"] in ("base", *varied):

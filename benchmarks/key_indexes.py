@@ -1,7 +1,7 @@
 """Which rows a scan of rounded keys chooses, and what re-ranking by exact keys makes of them.
 
-The int8 index is the product's own. The others are what an index of that kind would do: the
-product's scan over keys and queries that were rounded and are exact numbers again.
+"int8 token" and "int4 rotated" are the product's own. The others are what an index of that kind
+would do: the product's scan over keys and queries that were rounded and are exact numbers again.
 
 P counts the rows that may be selected, H the KV heads, E pairs of K and C.
 """
@@ -19,8 +19,14 @@ from host_kernels import reference
 from host_kernels.reference.attend import softmax_of
 from host_kernels.reference.index import rest_of
 
-Index = Literal["exact", "bf16", "int8 token", "int4 channel", "int4 centred", "int4 token"]
-INDEXES: tuple[Index, ...] = ("bf16", "int8 token", "int4 channel", "int4 centred", "int4 token")
+Index = Literal[
+    "exact", "bf16", "int8 token", "int4 channel", "int4 centred", "int4 rotated", "int4 token"
+]
+INDEXES: tuple[Index, ...] = (
+    "bf16", "int8 token", "int4 channel", "int4 centred", "int4 rotated", "int4 token"
+)  # fmt: skip
+#: Those that the product has, by its own names.
+PRODUCT: dict[Index, host_kernels.IndexKind] = {"int8 token": "int8", "int4 rotated": "int4"}
 #: Tokens that share a channel's scale in the per-channel index.
 GROUP = 32
 
@@ -50,7 +56,7 @@ def rounded(index: Index, keys: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, 
         return keys, q
     if index == "bf16":
         return _as_bf16(keys), _as_bf16(q)
-    assert index != "int8 token", "the product itself rounds for this index"
+    assert index not in PRODUCT, "the product itself rounds for this index"
     if index == "int4 token":
         return _int4(keys), _int8(q)
     if index == "int4 centred":
@@ -123,8 +129,9 @@ def find(
     outside = None if elsewhere is None else np.repeat(elsewhere[None], pairs, axis=0)
     lengths = np.full(pairs, rows, np.int32)
     scanned = np.empty((pairs, heads, int(candidates.max())), np.int32)
-    if index == "int8 token":
-        tiles = np.zeros(host_kernels.index_shape(heads, rows, keys.shape[-1]), np.uint8)
+    if index in PRODUCT:
+        shape = host_kernels.index_shape(heads, rows, keys.shape[-1], PRODUCT[index])
+        tiles = np.zeros(shape, np.uint8)
         host_kernels.index_rows([exact], [tiles], np.zeros(1, np.int32), lengths[:1])
         rest = np.empty(queries.shape[:2], np.float32)
         status = host_kernels.select_indexed(

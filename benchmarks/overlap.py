@@ -13,12 +13,12 @@ import dataclasses
 import itertools
 import statistics
 import time
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.environment import arguments, write
 from benchmarks.shapes import SHAPES, random_model, random_prompts
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig
-from herald_jax.engine.config import Transfer
+from herald_jax.engine.config import KeyIndex, Transfer
 from herald_jax.engine.timeline import Span
 
 WARM_UP_BLOCKS = 2
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")
     parser.add_argument("--host-memory", type=int, default=None, help="bytes")
     parser.add_argument("--transfer", nargs="+", choices=("changes", "full"), default=["changes"])
-    parser.add_argument("--key-index", choices=("int8", "none"), default="int8")
+    parser.add_argument("--key-index", choices=get_args(KeyIndex), default="int8")
     parser.add_argument("--candidates-ratio", type=float, default=None, help="C / K")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense row out")
     options = parser.parse_args()

@@ -16,7 +16,7 @@ except ImportError as error:
 
 from host_kernels.arena import Arena
 from host_kernels.changes import gather_changes
-from host_kernels.checks import Extents, Indexes
+from host_kernels.checks import Extents, Indexes, IndexKind
 from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa
 from host_kernels.kernels import attend_select, gather, select, store, top_k
 from host_kernels.key_index import index_rows, index_shape, rerank, select_indexed
@@ -27,6 +27,7 @@ __all__ = [
     "Arena",
     "CpuInfo",
     "Extents",
+    "IndexKind",
     "Indexes",
     "Prefetch",
     "attend_select",

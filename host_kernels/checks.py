@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +19,10 @@ Extents = Sequence[NDArray[Any]]
 """One array a slot, each ``[H_kv, 2, rows, D]``: a head's K rows, then its V rows."""
 
 Indexes = Sequence[NDArray[np.uint8]]
-"""One array a slot, each uint8 ``[H_kv, tiles, tile_bytes(D)]``: an extent's int8 key index."""
+"""One array a slot, each uint8 ``[H_kv, tiles, tile_bytes(D, kind)]``: an extent's key index."""
+
+IndexKind = Literal["int8", "int4"]
+"""What a key's components are rounded to."""
 
 TILE = 32
 """Keys in one tile of the key index."""
@@ -76,9 +79,30 @@ def check_array(
         raise ValueError(f"{name} must be writeable")
 
 
-def tile_bytes(dim: int) -> int:
-    """Bytes of one tile of the key index: int8 codes and a float32 scale for each of 32 keys."""
-    return TILE * dim + 4 * TILE
+def code_bytes(dim: int, kind: IndexKind) -> int:
+    """Bytes of a key's codes, one or half a byte for each of an even number of dimensions."""
+    return dim if kind == "int8" else dim // 2
+
+
+def tile_bytes(dim: int, kind: IndexKind) -> int:
+    """Bytes of one tile of a key index: codes and a float32 scale for each of 32 keys."""
+    return TILE * (code_bytes(dim, kind) + 4)
+
+
+def kind_of(tiles: NDArray[np.uint8], dim: int) -> IndexKind:
+    """Which kind an index of ``dim`` dimensions is; its last axis tells them apart.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    sizes: dict[int, IndexKind] = {tile_bytes(dim, kind): kind for kind in get_args(IndexKind)}
+    if tiles.shape[-1] not in sizes:
+        known = " or ".join(f"{size} ({kind})" for size, kind in sizes.items())
+        raise ValueError(
+            f"the last axis of an index of {dim} dimensions must be {known} bytes, "
+            f"not {tiles.shape[-1]}"
+        )
+    return sizes[tiles.shape[-1]]
 
 
 def _check_dim(dim: int) -> None:
@@ -119,7 +143,7 @@ def check_extents(kv: Extents, dim: int, *, written: bool = False) -> RowShape:
 
 
 def check_index(index: Indexes, dim: int, *, written: bool = False) -> RowShape:
-    """Refuses key indexes that are not of one head count and the head dimension ``dim``."""
+    """Refuses key indexes that are not of one kind, head count and the head dimension ``dim``."""
     if isinstance(index, np.ndarray):
         raise TypeError("index must be a sequence of arrays, one a slot, not one array")
     _check_dim(dim)
@@ -129,13 +153,11 @@ def check_index(index: Indexes, dim: int, *, written: bool = False) -> RowShape:
     for slot, tiles in enumerate(index):
         name = f"index[{slot}]"
         if not isinstance(tiles, np.ndarray) or tiles.ndim != 3:
-            raise TypeError(
-                f"{name} must be a NumPy array of shape [H_kv, tiles, {tile_bytes(dim)}]"
-            )
+            raise TypeError(f"{name} must be a NumPy array of shape [H_kv, tiles, bytes]")
         heads = heads or int(tiles.shape[0])
         if heads == 0:
             raise ValueError("index[0] must have at least one KV head")
-        want = (heads, int(tiles.shape[1]), tile_bytes(dim))
+        want = (heads, int(tiles.shape[1]), tile_bytes(dim, kind_of(index[0], dim)))
         check_array(name, tiles, np.dtype(np.uint8), want, written=written)
     return RowShape(len(index), heads, dim, np.dtype(np.uint8))
 

@@ -1,8 +1,13 @@
-"""The int8 key index: a quarter of the bytes of K and V, for selecting without reading them.
+"""Key indexes: a quarter or an eighth of the bytes of K and V, for selecting without reading them.
 
-Tiles of 32 keys, stored ``[D/4][32 keys][4]`` as unsigned bytes (code + 128) with a float32 scale
-for each key behind them, so that a scan is one sequential stream without horizontal sums. Keys are
-rounded one by one: adding some never changes others.
+Tiles of 32 keys: codes, then a float32 scale for each key, so that a scan is one sequential stream
+without horizontal sums. Keys are rounded one by one: adding some never changes others.
+
+- "int8": unsigned bytes (code + 128) ``[D/4][32 keys][4]``.
+- "int4": half a byte each (code + 8) ``[D/8][32 keys][4]``, the low halves four dimensions, the
+  high halves the next four. Keys and queries are rotated before they are rounded (Walsh-Hadamard,
+  over as many dimensions as the largest power of two that divides D), so that a few large
+  dimensions do not take the range of all others.
 """
 
 from __future__ import annotations
@@ -18,15 +23,15 @@ from host_kernels.arguments import (
     check_rerank,
     check_rest,
 )
-from host_kernels.checks import TILE, Extents, Indexes, tile_bytes
+from host_kernels.checks import TILE, Extents, Indexes, IndexKind, tile_bytes
 from host_kernels.cpu import apply_environment
 from host_kernels.kernels import clipped, raw, run_attend
 from host_kernels.threads import resolve_threads
 
 
-def index_shape(heads: int, rows: int, dim: int) -> tuple[int, int, int]:
+def index_shape(heads: int, rows: int, dim: int, kind: IndexKind = "int8") -> tuple[int, int, int]:
     """Shape of the uint8 key index of an extent ``[heads, 2, rows, dim]``."""
-    return heads, -(-rows // TILE), tile_bytes(dim)
+    return heads, -(-rows // TILE), tile_bytes(dim, kind)
 
 
 def index_rows(
@@ -39,13 +44,13 @@ def index_rows(
 ) -> None:
     """Writes the index of keys that are new or have changed.
 
-    ``scale = max|k| / 127`` and ``code = k * (127 / max|k|)``, in float32, rounded half to even. A
-    key whose components are all below 2^-100 counts as zero; one with a number that is not finite
-    gives its slot status 1 when it is scanned.
+    ``scale = max|k| / m`` and ``code = k * (m / max|k|)``, in float32, rounded half to even; m is
+    127 or, for int4, where k is the rotated key, 7. A key whose components are all below 2^-100
+    counts as zero; one with a number that is not finite gives its slot status 1 when it is scanned.
 
     Args:
         kv: N extents ``[H_kv, 2, rows, D]``; only keys are read.
-        index: N arrays of ``index_shape``, written at these rows only.
+        index: N arrays of ``index_shape`` of one kind, written at these rows only.
         start: int32 ``[N]``, first row.
         counts: int32 ``[N]``, rows; 0 skips the slot.
         threads: threads to use.
@@ -76,16 +81,16 @@ def select_indexed(
     scale: float | None = None,
     threads: int | None = None,
 ) -> NDArray[np.int32]:
-    """``select`` from the key index: the same selection by scores that are rounded.
+    """``select`` from a key index: the same selection by scores that are rounded.
 
-    Keys and queries are int8 with a scale each; their products are exact integers, so scores are
-    the same on every instruction set. They are products of a code's scale at a time, so with keys
-    beyond about 1e34 a slot may be reported as not finite though ``select`` would manage.
+    Queries are rounded to int8, whatever the keys are; products of codes are exact integers, so
+    scores are the same on every instruction set. They are products of a code's scale at a time, so
+    with keys beyond about 1e34 a slot may be reported as not finite though ``select`` would manage.
 
     Args:
         q, attend_len, select_len, budget, indices, sinks, recent, elsewhere, scale, threads: see
             ``select``.
-        index: N arrays of ``index_shape``.
+        index: N arrays of ``index_shape``, of one kind.
         log_rest: float32 ``[N, H_q]``, written: log of the mass (sum of exp(score)) that each query
             attends and that is not selected, which ``rerank`` takes as ``elsewhere``; 0 where the
             status is 1. At most 16 queries a KV head.

@@ -9,6 +9,7 @@ import host_kernels
 from herald_jax import GenerationConfig
 from herald_jax.engine.request import Request
 from host_kernels import reference
+from host_kernels.checks import kind_of
 
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
 
@@ -46,7 +47,9 @@ def choose_by_definition(job, layer: int, q, elsewhere=None) -> np.ndarray:
         scan, keys = reference.select_indexed, []
         for extent, rows in zip(job.extents[layer], job.select_len, strict=True):
             heads, _, capacity, dim = extent.shape
-            keys.append(np.zeros(host_kernels.index_shape(heads, capacity, dim), np.uint8))
+            kind = kind_of(job.index[layer][0], dim)
+            shape = host_kernels.index_shape(heads, capacity, dim, kind)
+            keys.append(np.zeros(shape, np.uint8))
             zero, count = np.array([0], np.int32), np.array([rows], np.int32)
             reference.index_rows([extent], keys[-1:], zero, count)
     lengths = job.select_len, job.select_len, job.candidates

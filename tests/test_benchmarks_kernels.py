@@ -34,6 +34,8 @@ PIPELINE = [
     *("--shape", "tiny", "--context", "256", "--batch", "2", "--rounds", "2", "--threads", "2"),
     *("--new-shares", "0.25", "--streams", "2"),
 ]
+#: Bytes a key at D = 32.
+BYTES = {"fused": 128, "keys": 64, "int8": 36, "int4": 20, "index_rows": 64}
 STAGES = [f"{name}_seconds" for name in ("scan", "gather", "copy")]
 DRAWS = importlib.util.find_spec("matplotlib") is not None
 
@@ -135,7 +137,7 @@ def test_samples_go_round_and_count_what_they_touch() -> None:
     cases = Cases(memory, 1 << 18)
     slots = (1 << 18) // memory.slot_bytes(128, 32)
     keys = slots * kernel_memory.HEADS * 128
-    for kernel, nbytes in (("fused", 128), ("keys", 64), ("int8", 36), ("index_rows", 64)):
+    for kernel, nbytes in BYTES.items():
         (work,) = cases.make(kernel, point)
         assert (work.keys, work.nbytes) == (keys, keys * nbytes)
     (gather,) = cases.make("gather", point)

@@ -309,7 +309,7 @@ def test_requests_wait_for_room_in_the_host_pool():
         (lambda: Budget(1.5), ["--budget 1.5"]),
         (lambda: Budget(tokens=0), ["--budget-tokens 0"]),
         (lambda: EngineConfig(max_batch=0), ["--max-batch 0"]),
-        (lambda: EngineConfig(key_index="int4"), ["--key-index 'int4'", "int8 or none"]),
+        (lambda: EngineConfig(key_index="int2"), ["--key-index 'int2'", "int8, int4 or none"]),
         (lambda: EngineConfig(exact_layers=-1), ["--exact-layers -1"]),
         (lambda: GenerationConfig(max_new_tokens=0), ["--max-new-tokens 0"]),
         (lambda: GenerationConfig(threshold=2), ["--threshold 2"]),
@@ -394,15 +394,16 @@ def _pairs(booking):
 
 
 @pytest.mark.parametrize(
-    ("method", "transfer"),
+    ("method", "transfer", "key_index"),
     [
-        ("herald-draft", "changes"),
-        ("herald-merged", "changes"),
-        *((name, "full") for name in ("dense", *SELECTORS)),
+        ("herald-draft", "changes", "int8"),
+        ("herald-merged", "changes", "int8"),
+        ("herald-merged", "full", "int4"),
+        *((name, "full", "int8") for name in ("dense", *SELECTORS)),
     ],
 )
-def test_booked_equals_planned(method, transfer):
-    made = engine(method, 0.1, transfer=transfer)
+def test_booked_equals_planned(method, transfer, key_index):
+    made = engine(method, 0.1, transfer=transfer, key_index=key_index)
     answers(made, prompts((60, 150)), RULE)
     session, sizing = made.session, made.sizing
     plan = sizing.plan(sizing.shape(method, 192))

@@ -104,7 +104,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 }  # fmt: skip
 # They take nothing, or nothing that could be wrong.
 PLAIN = {"cpu_info", "thread_count", "prefetch_setting", "calibrate_prefetch"}
-TYPES = {"CpuInfo", "Extents", "Indexes", "Prefetch"}
+TYPES = {"CpuInfo", "Extents", "IndexKind", "Indexes", "Prefetch"}
 
 SCALARS = st.one_of(
     st.none(),

@@ -18,6 +18,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 FP32 = np.dtype(np.float32)
 DTYPES = [pytest.param(BF16, id="bf16"), pytest.param(FP32, id="fp32")]
 ISAS = hk.cpu_info()["available"]
+KINDS: list[hk.IndexKind] = ["int8", "int4"]
 
 
 @pytest.fixture(params=ISAS)
@@ -29,13 +30,26 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     hk.set_isa(before)
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> hk.IndexKind:
+    """Runs the test on each kind of index."""
+    made: hk.IndexKind = request.param
+    return made
+
+
 def slots(
-    lengths: list[int], heads: int, dim: int, dtype: np.dtype[Any], seed: int = 0
+    lengths: list[int],
+    heads: int,
+    dim: int,
+    dtype: np.dtype[Any],
+    seed: int = 0,
+    kind: hk.IndexKind = "int8",
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Random extents and their whole index; unused codes and scales are garbage."""
     rng = np.random.default_rng(seed)
     kv = [rng.standard_normal((heads, 2, n, dim)).astype(dtype) for n in lengths]
-    index = [rng.integers(0, 256, hk.index_shape(heads, n, dim), np.uint8) for n in lengths]
+    shapes = [hk.index_shape(heads, n, dim, kind) for n in lengths]
+    index = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
     counts = np.array(lengths, np.int32)
     reference.index_rows(kv, index, counts * 0, counts)
     return kv, index
@@ -58,7 +72,9 @@ def choose(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [16, 48, 64, 128])
-def test_rounding_equals_the_reference_bit_for_bit(isa: str, dtype: Any, dim: int) -> None:
+def test_rounding_equals_the_reference_bit_for_bit(
+    isa: str, kind: hk.IndexKind, dtype: Any, dim: int
+) -> None:
     rng = np.random.default_rng(dim)
     kv = [rng.standard_normal((2, 2, n, dim)).astype(dtype) for n in (1, 70, 40)]
     kv[1][0, 0, 5] = 0
@@ -66,7 +82,8 @@ def test_rounding_equals_the_reference_bit_for_bit(isa: str, dtype: Any, dim: in
     kv[1][1, 0, 7, 3] = np.nan
     kv[1][1, 0, 8, 3] = -np.inf
     kv[1][1, 0, 9] = np.asarray(3e38, dtype)
-    blank = [rng.integers(0, 256, hk.index_shape(2, e.shape[2], dim), np.uint8) for e in kv]
+    shapes = [hk.index_shape(2, e.shape[2], dim, kind) for e in kv]
+    blank = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
     ours, theirs = [tiles.copy() for tiles in blank], [tiles.copy() for tiles in blank]
     start, counts = np.array([0, 3, 39], np.int32), np.array([1, 67, 0], np.int32)
     hk.index_rows(kv, ours, start, counts)
@@ -77,9 +94,9 @@ def test_rounding_equals_the_reference_bit_for_bit(isa: str, dtype: Any, dim: in
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 16, 17, 40])
 @pytest.mark.parametrize("dim", [16, 48, 64, 128])
-def test_selection_equals_the_reference(isa: str, group: int, dim: int) -> None:
+def test_selection_equals_the_reference(isa: str, kind: hk.IndexKind, group: int, dim: int) -> None:
     lengths = [0, 1, 31, 32, 33, 200]
-    _, index = slots(lengths, 2, dim, BF16)
+    _, index = slots(lengths, 2, dim, BF16, kind=kind)
     rng = np.random.default_rng(group)
     q = (2 * rng.standard_normal((len(lengths), 2 * group, dim))).astype(np.float32)
     status, indices, total = choose(hk, q, index, lengths, recent=2)
@@ -93,9 +110,9 @@ def test_selection_equals_the_reference(isa: str, group: int, dim: int) -> None:
 
 
 @pytest.mark.parametrize("group", [4, 20])
-def test_thread_count_changes_no_bit(isa: str, group: int) -> None:
+def test_thread_count_changes_no_bit(isa: str, kind: hk.IndexKind, group: int) -> None:
     lengths = [9000]
-    _, index = slots(lengths, 1, 32, BF16)
+    _, index = slots(lengths, 1, 32, BF16, kind=kind)
     q = np.random.default_rng(1).standard_normal((1, group, 32)).astype(np.float32)
     runs = [choose(hk, q, index, lengths, threads=n) for n in (1, 2, 3)]
     for run in runs[1:]:
@@ -103,10 +120,10 @@ def test_thread_count_changes_no_bit(isa: str, group: int) -> None:
             np.testing.assert_array_equal(mine, first)
 
 
-def test_instruction_sets_score_alike() -> None:
+def test_instruction_sets_score_alike(kind: hk.IndexKind) -> None:
     """Products are exact integers, so at one query head no row changes places."""
     lengths = [3000]
-    _, index = slots(lengths, 2, 64, BF16)
+    _, index = slots(lengths, 2, 64, BF16, kind=kind)
     q = np.random.default_rng(2).standard_normal((1, 2, 64)).astype(np.float32)
     before, chosen = hk.cpu_info()["isa"], []
     for name in ISAS:
@@ -118,9 +135,11 @@ def test_instruction_sets_score_alike() -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_fail_their_slot_alone(isa: str, poison: float) -> None:
+def test_numbers_that_are_not_finite_fail_their_slot_alone(
+    isa: str, kind: hk.IndexKind, poison: float
+) -> None:
     lengths = [50, 60, 70]
-    kv, index = slots(lengths, 2, 32, FP32)
+    kv, index = slots(lengths, 2, 32, FP32, kind=kind)
     kv[1][1, 0, 40, 3] = poison
     counts = np.array(lengths, np.int32)
     hk.index_rows(kv, index, counts * 0, counts)
@@ -140,7 +159,8 @@ def test_random_calls(data: st.DataObject) -> None:
     dim = 16 * data.draw(st.integers(1, 9))
     lengths = data.draw(st.lists(st.integers(0, 150), min_size=1, max_size=3))
     hk.set_isa(data.draw(st.sampled_from(ISAS)))
-    _, index = slots(lengths, heads, dim, BF16, seed=dim)
+    kind = data.draw(st.sampled_from(KINDS))
+    _, index = slots(lengths, heads, dim, BF16, seed=dim, kind=kind)
     rng = np.random.default_rng(group)
     q = rng.standard_normal((len(lengths), heads * group, dim)).astype(np.float32)
     options = {"recent": data.draw(st.integers(0, 40)), "sinks": data.draw(st.integers(0, 40))}

@@ -82,8 +82,10 @@ def test_what_is_found_equals_the_definition(draw, index):
     np.testing.assert_array_equal(kept.sum(-1), counts[:, None].repeat(HEADS, 1))
     np.testing.assert_array_equal(candidates.sum(-1), most[:, None].repeat(HEADS, 1))
     assert (kept <= candidates).all()
-    if index == "int8 token":
-        seen, asked = (c * s[..., None] for c, s in map(reference.quantise, (keys, q)))
+    if index in key_indexes.PRODUCT:
+        kind = key_indexes.PRODUCT[index]
+        codes = reference.quantise_keys(keys, kind), reference.quantise_queries(q, kind)
+        seen, asked = (c * s[..., None] for c, s in codes)
     else:
         seen, asked = key_indexes.rounded(index, keys, q)
     for h in range(HEADS):
@@ -132,9 +134,18 @@ def test_the_int8_index_finds_the_exact_choice_on_real_keys(measured, selector):
     assert twice["covered"] >= 0.999
     assert twice["recall"] >= 0.999
     assert twice["mass"] >= 0.9999
-    half = measured[selector, "int4 token", 1.0]
-    assert half["recall"] < alone["recall"]
-    assert half["key_bytes"] < alone["key_bytes"]
+
+
+@pytest.mark.parametrize("selector", ["herald-merged", "merged-drafted"])
+def test_the_int4_index_finds_nearly_all_among_twice_the_candidates(measured, selector):
+    """It loses more alone than int8, less than without the rotation."""
+    alone, twice = (measured[selector, "int4 rotated", ratio] for ratio in (1.0, 2.0))
+    plain = measured[selector, "int4 token", 1.0]
+    whole = measured[selector, "int8 token", 1.0]
+    assert plain["recall"] < alone["recall"] < whole["recall"]
+    assert alone["key_bytes"] == plain["key_bytes"] < whole["key_bytes"]
+    assert twice["covered"] >= 0.99
+    assert twice["mass"] >= 0.999
 
 
 def test_the_command_writes_rows_and_a_picture(monkeypatch, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The int8 key index of the full pool: never stale, and what the keys-only scans read."""
+"""The key index of the full pool: never stale, and what the keys-only scans read."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from herald_jax.selection import SELECTORS, HeraldMerged
 from host_kernels import reference
 
 BLOCK, HEADS, DIM = TINY.block_size, TINY.num_kv_heads, TINY.head_dim
+KINDS = ["int8", "int4"]
 INDEXED = [name for name, made in SELECTORS.items() if made.indexed]
 
 
-def assert_fresh(booking, rows: int) -> None:
+def assert_fresh(booking, rows: int, kind: str) -> None:
     """The index of the first rows is what the stored keys give, bit for bit."""
     assert len(booking.index) == len(booking.extents) > 0
     for extent, index in zip(booking.extents, booking.index, strict=True):
-        wanted = np.zeros(host_kernels.index_shape(HEADS, rows, DIM), np.uint8)
+        wanted = np.zeros(host_kernels.index_shape(HEADS, rows, DIM, kind), np.uint8)
         reference.index_rows(
             [extent], [wanted], np.array([0], np.int32), np.array([rows], np.int32)
         )
-        for got, want in zip(reference.unpack(index), reference.unpack(wanted), strict=True):
+        found, made = reference.unpack(index, DIM), reference.unpack(wanted, DIM)
+        for got, want in zip(found, made, strict=True):
             np.testing.assert_array_equal(got[:, :rows], want[:, :rows])
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), bfloat=st.booleans())
-def test_every_write_brings_the_index_along(data, bfloat):
+@given(data=st.data(), bfloat=st.booleans(), kind=st.sampled_from(KINDS))
+def test_every_write_brings_the_index_along(data, bfloat, kind):
     """Rows anywhere, overwritten or appended, in several slots at once, some of them gone."""
     import ml_dtypes
 
     dtype = np.dtype(ml_dtypes.bfloat16 if bfloat else np.float32)
     pool = FullPool(
-        layers=2, kv_heads=HEADS, head_dim=DIM, dtype=dtype, nbytes=1 << 18, key_index=True
+        layers=2, kv_heads=HEADS, head_dim=DIM, dtype=dtype, nbytes=1 << 18, key_index=kind
     )
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     bookings = [pool.book(str(n), rows) for n, rows in enumerate((31, 32, 70))]
@@ -74,29 +76,30 @@ def test_every_write_brings_the_index_along(data, bfloat):
     for booking, rows in zip(bookings, written, strict=True):
         touched = np.unique(np.concatenate(rows)).astype(int)
         for extent, index in zip(booking.extents, booking.index, strict=True):
-            codes, scales = reference.unpack(index)
-            want_codes, want_scales = reference.quantise(extent[:, 0, touched])
+            codes, scales = reference.unpack(index, DIM)
+            want_codes, want_scales = reference.quantise_keys(extent[:, 0, touched], kind)
             np.testing.assert_array_equal(codes[:, touched], want_codes)
             np.testing.assert_array_equal(scales[:, touched], want_scales)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["herald-merged", "merged-drafted"])
-def test_committed_rows_are_indexed_through_blocks_retirement_and_reuse(method):
+def test_committed_rows_are_indexed_through_blocks_retirement_and_reuse(method, kind):
     """Prompts around chunk and tile edges; slots retired and refilled in others' old memory."""
-    session = start(method, (112, 90))
+    session = start(method, (112, 90), key_index=kind)
     given = [Request(f"r{n}", np.array(p, np.int32), 40) for n, p in enumerate(prompts((65, 31)))]
     for round_, replacement in enumerate([None, *given]):
         for _ in range(2):
             advance(session)
         for _, slot in session.batch.active():
             # The newest block reaches the host when the next retrieval begins.
-            assert_fresh(slot.booking, slot.start - BLOCK)
+            assert_fresh(slot.booking, slot.start - BLOCK, kind)
         session.full_pool.check_integrity()
         if replacement is not None:
             session.retire(round_ % 2)
             session.admit(round_ % 2, replacement)
             slot = session.batch.slots[round_ % 2]
-            assert_fresh(slot.booking, slot.start)
+            assert_fresh(slot.booking, slot.start, kind)
     assert session.full_pool.used == sum(s.booking.nbytes for _, s in session.batch.active())
     session.close()
     assert session.full_pool.free == session.full_pool.nbytes
@@ -122,15 +125,15 @@ def test_the_scan_reads_the_index_unless_told_not_to(method, monkeypatch):
             return original(*arguments, **rest)
 
         monkeypatch.setattr(host_kernels, name, counted)
-    for key_index in ("int8", "none"):
+    for key_index in (*KINDS, "none"):
         calls.update(select=0, select_indexed=0)
         made = engine(method, 0.25, max_batch=2, key_index=key_index)
         answers(made, prompts((60, 33)), RULE)
-        scanned, idle = ("select_indexed", "select")[:: 1 if key_index == "int8" else -1]
+        scanned, idle = ("select_indexed", "select")[:: -1 if key_index == "none" else 1]
         assert calls[scanned] > 0
         assert calls[idle] == 0
         assert made.summary(1.0)["key_index"] == key_index
-        assert made.session.full_pool.key_index == (key_index == "int8")
+        assert made.session.full_pool.key_index == (None if key_index == "none" else key_index)
 
 
 def test_half_batches_scan_their_own_part_of_the_index():
@@ -140,10 +143,11 @@ def test_half_batches_scan_their_own_part_of_the_index():
     assert answers(split, given, RULE) == plain
 
 
-def test_a_broken_key_fails_one_request():
-    made = engine("herald-merged", 0.2, max_batch=2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_key_fails_one_request(kind):
+    made = engine("herald-merged", 0.2, max_batch=2, key_index=kind)
     given = prompts((60, 50))
-    good = answers(engine("herald-merged", 0.2), given, RULE)
+    good = answers(engine("herald-merged", 0.2, key_index=kind), given, RULE)
     results = {}
     for item in made.generate(given, RULE, stream=True):
         if hasattr(item, "finish_reason"):
@@ -160,7 +164,7 @@ def test_a_broken_key_fails_one_request():
 def test_the_plan_counts_the_index_and_admission_refuses_it():
     """Memory for the rows alone is not enough for one request with an index."""
     shapes = {}
-    for key_index in ("int8", "none"):
+    for key_index in (*KINDS, "none"):
         made = engine("herald-merged", 0.2, max_batch=1, key_index=key_index)
         plan = made.sizing.plan(made.sizing.shape("herald-merged", 192))
         shapes[key_index] = plan
@@ -169,23 +173,25 @@ def test_the_plan_counts_the_index_and_admission_refuses_it():
     tiles = -(-192 // 32)
     sparse = TINY.num_layers - TINY.exact_layers
     assert shapes["int8"].key_index == sparse * HEADS * tiles * 32 * (DIM + 4)
+    assert shapes["int4"].key_index == sparse * HEADS * tiles * 32 * (DIM // 2 + 4)
     room = shapes["none"].host_bytes
     answers(
         engine("herald-merged", 0.2, max_batch=1, host_memory=room, key_index="none"),
         prompts((60,)),
         RULE,
     )
-    tight = engine("herald-merged", 0.2, max_batch=1, host_memory=room)
-    assert tight.sizing.largest_batch("herald-merged", 192) == 0
-    with pytest.raises(Exception, match="--host-memory"):
-        list(tight.generate(prompts((60,)), RULE))
+    for kind in KINDS:
+        tight = engine("herald-merged", 0.2, max_batch=1, host_memory=room, key_index=kind)
+        assert tight.sizing.largest_batch("herald-merged", 192) == 0
+        with pytest.raises(Exception, match="--host-memory"):
+            list(tight.generate(prompts((60,)), RULE))
 
 
 def test_the_command_refuses_other_indexes(capsys):
     for command in (["plan"], ["generate", "--prompt", "a"]):
-        assert main([*command, "--key-index", "int4"]) == 2
+        assert main([*command, "--key-index", "int2"]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1
         assert "--key-index" in said[0]
-        assert "int8" in said[0]
+        assert all(kind in said[0] for kind in KINDS)
         assert "none" in said[0]

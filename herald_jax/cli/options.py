@@ -33,6 +33,7 @@ class KeyIndexName(StrEnum):
     """What a keys-only scan reads."""
 
     int8 = "int8"
+    int4 = "int4"
     none = "none"
 
 
@@ -73,7 +74,8 @@ KeyIndexOption = Annotated[
     KeyIndexName,
     typer.Option(
         help="What methods that refine on the device scan: int8, an index a quarter of K and V in "
-        "size, kept beside them; none, the exact keys: less host memory, twice the bytes to scan.",
+        "size, kept beside them; int4, one half of that, coarser, for hosts that the scan keeps "
+        "waiting; none, the exact keys: less host memory, twice the bytes of int8 to scan.",
     ),
 ]
 ExactLayers = Annotated[

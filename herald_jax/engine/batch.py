@@ -147,8 +147,11 @@ class Batch:
         layers = range(shape.sparse_layers)
         extents = [layer_extents(bookings, at, shape.nothing) for at in layers]
         index = None
-        if shape.key_index:
-            empty = np.zeros(host_kernels.index_shape(shape.kv_heads, 0, shape.head_dim), np.uint8)
+        if shape.key_index is not None:
+            empty = np.zeros(
+                host_kernels.index_shape(shape.kv_heads, 0, shape.head_dim, shape.key_index),
+                np.uint8,
+            )
             index = [[empty if b is None else b.index[at] for b in bookings] for at in layers]
         rows = (shape.sparse_layers, shape.slots, shape.kv_heads, max(shape.candidates, 1))
         if self._indices is None:

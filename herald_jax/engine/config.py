@@ -19,7 +19,7 @@ from herald_jax.diffusion.rules import (
 from herald_jax.kv.budget import Budget
 from herald_jax.models.config import ModelConfig
 
-KeyIndex = Literal["int8", "none"]
+KeyIndex = Literal["int8", "int4", "none"]
 Transfer = Literal["changes", "full"]
 
 #: Prompt tokens that are read together. On a GPU each chunk reads all weights once; elsewhere the
@@ -36,8 +36,9 @@ class EngineConfig:
         a selector's name.
       budget: selected entries per KV head in the sparse layers.
       candidates_ratio: C / K of selectors that refine on the device; None takes the selector's own.
-      key_index: what selectors that refine on the device scan: "int8", an index beside K and V that
-        is a quarter of their size in bfloat16, or "none", the keys. Others have no index.
+      key_index: what selectors that refine on the device scan: "int8" or "int4", an index beside K
+        and V that is a quarter or an eighth of their size in bfloat16, or "none", the keys. Others
+        have no index.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
       transfer: between blocks copy all rows that are selected ("full"), or only those that the
         device lacks ("changes"); the tokens are the same.
@@ -96,7 +97,7 @@ class EngineConfig:
                 f"--candidates-ratio {ratio:g} cannot be used: give 1 (fetch what is kept) or more"
             )
         if self.key_index not in get_args(KeyIndex):
-            known = " or ".join(get_args(KeyIndex))
+            known = ", ".join(get_args(KeyIndex)[:-1]) + f" or {get_args(KeyIndex)[-1]}"
             raise ValueError(f"--key-index {self.key_index!r} is unknown: use {known}")
         if self.exact_layers is not None and self.exact_layers < 0:
             raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")

@@ -78,7 +78,7 @@ class Sizing:
 
     def shape(self, method: str, max_context: int) -> CacheShape:
         """Cache sizes of a method for requests of at most ``max_context`` tokens."""
-        selector = self.selector(method)
+        selector, kept = self.selector(method), self.key_index(method)
         return cache_shape(
             self.model,
             slots=self.config.max_batch,
@@ -94,7 +94,7 @@ class Sizing:
                 if isinstance(selector, LayerAheadSelector)
                 else 0
             ),
-            key_index=self.key_index(method) == "int8",
+            key_index=None if kept == "none" else kept,
             changes=self.config.transfer == "changes",
         )
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from host_kernels import IndexKind
+
 Buffer = tuple[jax.Array, jax.Array]
 
 
@@ -28,7 +30,7 @@ class CacheShape:
       within_step: no idle pool is fetched either, but a block's pool while its step 0 runs, in the
         place of the pool before it.
       partial_channels: P, channels of every key that stay on the device to choose by.
-      key_index: the full pool keeps an int8 index of its keys.
+      key_index: the index of its keys that the full pool keeps, or None.
       changes: between blocks only rows that the previous selection lacked are fetched.
     """
 
@@ -45,7 +47,7 @@ class CacheShape:
     whole_layers: int = 0
     within_step: bool = False
     partial_channels: int = 0
-    key_index: bool = False
+    key_index: IndexKind | None = None
     changes: bool = False
 
     @property

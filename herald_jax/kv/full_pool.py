@@ -9,6 +9,7 @@ import numpy as np
 
 import host_kernels
 from herald_jax.kv.host_memory import format_bytes
+from host_kernels import IndexKind
 
 
 class PoolFull(Exception):
@@ -20,9 +21,11 @@ def row_bytes(kv_heads: int, head_dim: int, dtype: np.dtype, rows: int) -> int:
     return 2 * kv_heads * rows * head_dim * np.dtype(dtype).itemsize
 
 
-def index_bytes(kv_heads: int, head_dim: int, rows: int) -> int:
-    """Bytes of the int8 key index of one request in one layer."""
-    return int(np.prod(host_kernels.index_shape(kv_heads, rows, head_dim)))
+def index_bytes(kv_heads: int, head_dim: int, rows: int, kind: IndexKind | None) -> int:
+    """Bytes of the key index of one request in one layer, 0 where none is kept."""
+    if kind is None:
+        return 0
+    return int(np.prod(host_kernels.index_shape(kv_heads, rows, head_dim, kind)))
 
 
 @dataclass(eq=False)
@@ -34,8 +37,8 @@ class Booking:
       pieces: (offset, bytes) in the arena, one piece per sparse layer.
       extents: one array per sparse layer, [H_kv, 2, rows, D]: each head has its K rows, then its V
         rows, so that a scan of keys alone reads whole pages.
-      index: one uint8 array of ``host_kernels.index_shape`` per sparse layer, the int8 key index of
-        its extent; empty where the pool keeps none.
+      index: one uint8 array of ``host_kernels.index_shape`` per sparse layer, the key index of its
+        extent; empty where the pool keeps none.
       live: False once released; a stale booking is refused by every user of it.
     """
 
@@ -87,7 +90,7 @@ class FullPool:
         head_dim: int,
         dtype: np.dtype,
         nbytes: int,
-        key_index: bool = False,
+        key_index: IndexKind | None = None,
         threads: int | None = None,
     ) -> None:
         """Reserves and touches ``nbytes`` of memory.
@@ -95,7 +98,7 @@ class FullPool:
         Args:
           layers: sparse layers; ``kv_heads``, ``head_dim``, ``dtype``: shape of one entry.
           nbytes: arena size in bytes.
-          key_index: bookings have an int8 index of their keys.
+          key_index: the index of their keys that bookings have, or None.
           threads: workers that touch the pages; None for the pool's default.
 
         Raises:
@@ -135,7 +138,7 @@ class FullPool:
 
     def piece_bytes(self, rows: int) -> int:
         """Bytes of one layer of a booking of ``rows`` positions."""
-        index = index_bytes(self.kv_heads, self.head_dim, rows) if self.key_index else 0
+        index = index_bytes(self.kv_heads, self.head_dim, rows, self.key_index)
         return row_bytes(self.kv_heads, self.head_dim, self.dtype, rows) + index
 
     def bytes_for(self, rows: int) -> int:
@@ -160,9 +163,11 @@ class FullPool:
                 f"{format_bytes(piece)}"
             )
         pieces = [(self._take(piece), piece) for _ in range(self.layers)]
-        views = [self._views(offset, rows) for offset, _ in pieces]
-        index = [part for _, part in views] if self.key_index else []
-        booking = Booking(owner, pieces, [extent for extent, _ in views], index)
+        extents = [self._extent(offset, rows) for offset, _ in pieces]
+        index = []
+        if self.key_index is not None:
+            index = [self._index(offset, rows, self.key_index) for offset, _ in pieces]
+        booking = Booking(owner, pieces, extents, index)
         self._bookings.append(booking)
         return booking
 
@@ -173,20 +178,17 @@ class FullPool:
         self._free[at : at + 1] = [(offset + piece, size - piece)] if size > piece else []
         return offset
 
-    def _views(self, offset: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """The extent and the key index (without one, of no rows) of a piece."""
-        assert self._arena is not None
-        buffer = self._arena.buffer
+    def _extent(self, offset: int, rows: int) -> np.ndarray:
+        """The K and V rows of a piece."""
         count = row_bytes(self.kv_heads, self.head_dim, self.dtype, rows)
-        extent = buffer[offset : offset + count].view(self.dtype)
-        kept = rows if self.key_index else 0
-        start, size = offset + count, index_bytes(self.kv_heads, self.head_dim, kept)
-        return (
-            extent.reshape(self.kv_heads, 2, rows, self.head_dim),
-            buffer[start : start + size].reshape(
-                host_kernels.index_shape(self.kv_heads, kept, self.head_dim)
-            ),
-        )
+        extent = self.buffer[offset : offset + count].view(self.dtype)
+        return extent.reshape(self.kv_heads, 2, rows, self.head_dim)
+
+    def _index(self, offset: int, rows: int, kind: IndexKind) -> np.ndarray:
+        """The key index of a piece, behind its rows."""
+        start = offset + row_bytes(self.kv_heads, self.head_dim, self.dtype, rows)
+        shape = host_kernels.index_shape(self.kv_heads, rows, self.head_dim, kind)
+        return self.buffer[start : start + int(np.prod(shape))].reshape(shape)
 
     def release(self, booking: Booking) -> None:
         """Returns a booking's pieces; its arrays must not be used afterwards.

@@ -12,6 +12,7 @@ from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.full_pool import index_bytes, row_bytes
 from herald_jax.models import head_kernel
 from herald_jax.models.config import EXPERT_ROWS, ModelConfig
+from host_kernels import IndexKind
 
 LOGIT_COPIES = 2
 SCORE_COPIES = 3
@@ -77,7 +78,7 @@ def cache_shape(
     whole_layers: int = 0,
     within_step: bool = False,
     partial_channels: int = 0,
-    key_index: bool = False,
+    key_index: IndexKind | None = None,
     changes: bool = False,
 ) -> CacheShape:
     """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
@@ -105,7 +106,7 @@ def cache_shape(
         whole_layers=min(whole_layers, sparse),
         within_step=within_step,
         partial_channels=partial_channels,
-        key_index=key_index and sparse > 0,
+        key_index=key_index if sparse else None,
         changes=changes and candidates > 0 and not (whole_layers or within_step),
     )
 
@@ -172,7 +173,7 @@ def plan(
         prefill=max(0, reading - (pools - shape.pool_bytes - shape.partial_bytes) - workspace),
         workspace=workspace,
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
-        key_index=kept * index_bytes(heads, dim, shape.rows) if shape.key_index else 0,
+        key_index=kept * index_bytes(heads, dim, shape.rows, shape.key_index),
         staging=shape.staging_bytes,
     )
 

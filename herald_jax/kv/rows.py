@@ -37,7 +37,9 @@ def store_rows(
     nothing = np.zeros((heads, 2, 0, dim), k.dtype)
     extents = layer_extents(live, layer, nothing)
     host_kernels.store(extents, start, counts, k, v)
-    if any(booking is not None and booking.index for booking in live):
-        unindexed = np.zeros(host_kernels.index_shape(heads, 0, dim), np.uint8)
+    kept = next((booking.index for booking in live if booking is not None), [])
+    if kept:
+        # Of the kind that the others are.
+        unindexed = kept[layer][:, :0]
         index = [unindexed if booking is None else booking.index[layer] for booking in live]
         host_kernels.index_rows(extents, index, start, counts)

@@ -14,8 +14,8 @@ from herald_jax.selection.selector import MergedQueries, QueryOnceSelector
 class HeraldMerged(QueryOnceSelector):
     """Mean of the masked positions' post-RoPE queries at step 0, rotated one block on.
 
-    The scan reads the int8 key index, or the keys where none is kept: what rounding misplaces among
-    C candidates, the refinement puts right.
+    The scan reads the key index, or the keys where none is kept: what rounding misplaces among C
+    candidates, the refinement puts right.
 
     The variants differ from it in class attributes only.
     """

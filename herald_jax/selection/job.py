@@ -20,7 +20,7 @@ class SelectionJob:
     Attributes:
       extents: per sparse layer, per slot: [H_kv, 2, rows, D] of the full pool, or an empty
         [H_kv, 2, 0, D] array for a slot that does not take part.
-      index: the same of their int8 key indexes, uint8 of ``host_kernels.index_shape``; None where
+      index: the same of their key indexes, uint8 of ``host_kernels.index_shape``; None where
         the keys themselves are scanned.
       start: int32 [N], first position of the block being denoised; rows before it are committed.
       attend_len: int32 [N], rows that enter the softmax (committed rows, then the draft's).

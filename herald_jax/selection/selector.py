@@ -23,7 +23,7 @@ class Selector(abc.ABC):
       attends_draft: the draft's rows are written to the full pool and enter the softmax.
       refines: the engine may fetch C > K rows and keep the best K at step 0 of the next block,
         judged by that block's real queries.
-      indexed: it scans keys alone, and may do so in their int8 index, if the job has one.
+      indexed: it scans keys alone, and may do so in their key index, if the job has one.
       own_ratio: C / K unless asked otherwise.
       candidates_ratio: C / K of this instance.
     """

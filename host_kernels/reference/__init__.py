@@ -16,6 +16,8 @@ from host_kernels.reference.index import (
     index_rows,
     index_scores,
     quantise,
+    quantise_keys,
+    quantise_queries,
     select_indexed,
     unpack,
 )
@@ -29,6 +31,8 @@ __all__ = [
     "index_rows",
     "index_scores",
     "quantise",
+    "quantise_keys",
+    "quantise_queries",
     "rerank",
     "scores",
     "select",

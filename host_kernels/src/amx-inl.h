@@ -184,8 +184,9 @@ class AmxRowScorer {
   const int64_t stride_, set_;
 };
 
-// The key index. Queries are the left operand, [queries of a set][dim]; keys are the right one as
-// they lie in memory, four dimensions together.
+// A key index. Queries are the left operand, [queries of a set][dim]; keys are the right one as a
+// tile is handed out, four dimensions together.
+template <class Codes>
 class AmxIndexScorer {
  public:
   using Session = TileSession<AmxIndexScorer>;
@@ -204,13 +205,8 @@ class AmxIndexScorer {
   static void prepare(const float* query, int64_t group, int64_t dim, void* prepared) {
     auto* known = static_cast<IndexQuery*>(prepared);
     auto* codes = reinterpret_cast<int8_t*>(known + round_up(group, kQuerySet));
-    for (int64_t g = 0; g < group; ++g) {
-      if (!quantise(query + g * dim, dim, codes + g * dim, known[g].scale))
-        known[g].scale = __builtin_nanf("");
-      int32_t sum = 0;
-      for (int64_t d = 0; d < dim; ++d) sum += codes[g * dim + d];
-      known[g].start = -kCodeOffset * sum;
-    }
+    for (int64_t g = 0; g < group; ++g)
+      round_query<Codes>(query + g * dim, dim, codes + g * dim, known[g]);
     const int64_t rest = round_up(group, kQuerySet) - group;
     __builtin_memset(codes + group * dim, 0, static_cast<size_t>(rest * dim));
     auto* starts = reinterpret_cast<int32_t*>(codes + (group + rest) * dim);
@@ -227,8 +223,10 @@ class AmxIndexScorer {
 
   void score(int64_t row, int64_t, int64_t first, int64_t queries, float* scores) const {
     constexpr size_t kStride = 4 * kTileRows;
-    const int64_t bytes = tile_bytes(c_.dim), whole = c_.dim / 64;
+    const int64_t bytes = tile_bytes(Codes::kIndex, c_.dim), whole = c_.dim / 64;
     const char* tile = static_cast<const char*>(c_.keys) + row / kTileRows * bytes;
+    alignas(64) uint8_t unpacked[Codes::kUnpacked];
+    const uint8_t* keys = Codes::unpack(reinterpret_cast<const uint8_t*>(tile), c_.dim, unpacked);
     const int8_t* codes = codes_ + first * c_.dim;
     const auto query_stride = static_cast<size_t>(c_.dim);
     alignas(64) int32_t products[kQuerySet * kTileRows];
@@ -238,21 +236,21 @@ class AmxIndexScorer {
     for (int64_t i = 0; i < whole; ++i) {
       step(*c_.ahead);
       _tile_loadd(4, codes + 64 * i, query_stride);
-      _tile_loadd(2, tile + 64 * i * kTileRows, kStride);
-      _tile_loadd(3, tile + 64 * i * kTileRows + 64, kStride);
+      _tile_loadd(2, keys + 64 * i * kTileRows, kStride);
+      _tile_loadd(3, keys + 64 * i * kTileRows + 64, kStride);
       _tile_dpbsud(0, 4, 2);
       _tile_dpbsud(1, 4, 3);
     }
     if (c_.dim % 64) {
       _tile_loadd(7, codes + 64 * whole, query_stride);
-      _tile_loadd(5, tile + 64 * whole * kTileRows, kStride);
-      _tile_loadd(6, tile + 64 * whole * kTileRows + 64, kStride);
+      _tile_loadd(5, keys + 64 * whole * kTileRows, kStride);
+      _tile_loadd(6, keys + 64 * whole * kTileRows + 64, kStride);
       _tile_dpbsud(0, 7, 5);
       _tile_dpbsud(1, 7, 6);
     }
     _tile_stored(0, products, kStride);
     _tile_stored(1, products + kTileKeys, kStride);
-    const auto* scales = reinterpret_cast<const float*>(tile + kTileRows * c_.dim);
+    const auto* scales = reinterpret_cast<const float*>(tile + code_bytes(Codes::kIndex, c_.dim));
     const Simd::F low = Simd::load(scales), high = Simd::load(scales + Simd::kLanes);
     for (int64_t g = 0; g < queries; ++g) {
       const int32_t* from = products + g * kTileRows;

@@ -172,8 +172,8 @@ class Runner {
   // Row `row` of a head's keys, or the tile that begins there, and of its values.
   const char* keys_at(const Unit& u, int64_t row) const {
     const Extent& extent = c_.slots[static_cast<size_t>(u.slot)];
-    if (c_.dtype == DType::kInt8Index)
-      return extent.data + (u.head * extent.rows + row) / kTileRows * tile_bytes(c_.dim);
+    if (is_index(c_.dtype))
+      return extent.data + (u.head * extent.rows + row) / kTileRows * tile_bytes(c_.dtype, c_.dim);
     return extent.data + (2 * u.head * extent.rows + row) * c_.dim * item_size(c_.dtype);
   }
   const char* values_at(const Unit& u, int64_t row) const {
@@ -185,8 +185,8 @@ class Runner {
   // The memory of chunks [begin, end) of a head.
   Ahead look(const Unit& u, int64_t begin, int64_t end) const {
     const int64_t row = begin * kChunkRows, rows = std::min(length(u), end * kChunkRows) - row;
-    const int64_t tile = c_.dtype == DType::kInt8Index ? tile_bytes(c_.dim)
-                                                       : kTileRows * c_.dim * item_size(c_.dtype);
+    const int64_t tile = is_index(c_.dtype) ? tile_bytes(c_.dtype, c_.dim)
+                                            : kTileRows * c_.dim * item_size(c_.dtype);
     return look_ahead(prefetch(), keys_at(u, row), values_at(u, row), tile, rows / kTileRows);
   }
   Ahead look(const Task& task) const { return look(task.unit, task.begin, task.end); }

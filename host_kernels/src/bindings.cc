@@ -68,14 +68,22 @@ std::vector<Extent> extents(const std::vector<Array>& kv, DType dtype, int64_t h
   return slots;
 }
 
-std::vector<Extent> indexes(const std::vector<RowsIn>& index, int64_t heads, int64_t dim) {
+// Which index an array of tiles is; the two differ in bytes, whatever the head dimension.
+DType index_of(const RowsIn& tiles, int64_t dim) {
+  require(tiles.ndim() == 3 && tiles.itemsize() == 1, "an index must be uint8 with 3 axes");
+  const auto bytes = static_cast<int64_t>(tiles.shape(2));
+  return bytes == tile_bytes(DType::kInt4Index, dim) ? DType::kInt4Index : DType::kInt8Index;
+}
+
+std::vector<Extent> indexes(const std::vector<RowsIn>& index, DType kind, int64_t heads,
+                            int64_t dim) {
   std::vector<Extent> slots;
   slots.reserve(index.size());
   for (const auto& array : index) {
     require(array.ndim() == 3 && array.itemsize() == 1 &&
                 static_cast<int64_t>(array.shape(0)) == heads &&
-                static_cast<int64_t>(array.shape(2)) == tile_bytes(dim),
-            "every index must be uint8 [heads][tiles][tile_bytes]");
+                static_cast<int64_t>(array.shape(2)) == tile_bytes(kind, dim),
+            "every index must be uint8 [heads][tiles][tile_bytes] of one kind");
     slots.push_back({static_cast<char*>(const_cast<void*>(static_cast<const void*>(array.data()))),
                      static_cast<int64_t>(array.shape(1)) * kTileRows});
   }
@@ -92,13 +100,14 @@ void py_attend(const FloatsIn& query, const std::vector<RowsIn>& kv, int64_t hea
   if (kv.empty()) return;
   AttendCall call;
   const bool indexed = kv[0].itemsize() == 1;
-  call.dtype = indexed ? DType::kInt8Index : dtype_of(kv[0]);
   call.heads = heads;
   require(query.ndim() == 3 && indices.ndim() == 3 && heads > 0, "query and indices need 3 axes");
   call.group = static_cast<int64_t>(query.shape(1)) / heads;
   call.dim = static_cast<int64_t>(query.shape(2));
   require(call.dim % 16 == 0 && call.dim <= kMaxDim, "the head dimension is not supported");
-  call.slots = indexed ? indexes(kv, heads, call.dim) : extents(kv, call.dtype, heads, call.dim);
+  call.dtype = indexed ? index_of(kv[0], call.dim) : dtype_of(kv[0]);
+  call.slots =
+      indexed ? indexes(kv, call.dtype, heads, call.dim) : extents(kv, call.dtype, heads, call.dim);
   call.query = query.data();
   call.attend_len = attend_len.data();
   call.select_len = select_len.data();
@@ -132,7 +141,8 @@ void py_index_rows(const std::vector<RowsIn>& kv, const std::vector<RowsIn>& ind
   call.dim = static_cast<int64_t>(kv[0].shape(3));
   require(call.dim % 16 == 0 && call.dim <= kMaxDim, "the head dimension is not supported");
   call.slots = extents(kv, call.dtype, call.heads, call.dim);
-  call.index = indexes(index, call.heads, call.dim);
+  call.kind = index_of(index[0], call.dim);
+  call.index = indexes(index, call.kind, call.heads, call.dim);
   call.start = start.data();
   call.counts = counts.data();
   call.threads = threads;

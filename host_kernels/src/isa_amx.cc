@@ -7,7 +7,8 @@
 namespace herald {
 namespace {
 using Bf16Scorer = AmxRowScorer;
-using Int8Scorer = AmxIndexScorer;
+template <class Codes>
+using CodeScorer = AmxIndexScorer<Codes>;
 }  // namespace
 }  // namespace herald
 

@@ -44,7 +44,8 @@ struct WideIndexDot {
 
 using Bf16Dot = PlainDot<uint16_t>;
 using Bf16Scorer = RowScorer<Bf16Dot>;
-using Int8Scorer = IndexScorer<WideIndexDot>;
+template <class Codes>
+using CodeScorer = IndexScorer<WideIndexDot, Codes>;
 
 }  // namespace
 }  // namespace herald

@@ -8,7 +8,8 @@
 namespace herald {
 namespace {
 using Bf16Scorer = RowScorer<Bf16Dot>;
-using Int8Scorer = IndexScorer<VnniIndexDot>;
+template <class Codes>
+using CodeScorer = IndexScorer<VnniIndexDot, Codes>;
 }  // namespace
 }  // namespace herald
 

@@ -7,7 +7,8 @@ namespace herald {
 namespace {
 using Bf16Dot = PlainDot<uint16_t>;
 using Bf16Scorer = RowScorer<Bf16Dot>;
-using Int8Scorer = IndexScorer<PlainIndexDot>;
+template <class Codes>
+using CodeScorer = IndexScorer<PlainIndexDot, Codes>;
 }  // namespace
 }  // namespace herald
 

@@ -29,17 +29,27 @@ static constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// How keys are stored: rows of numbers, or tiles of the int8 key index.
-enum class DType { kBFloat16, kFloat32, kInt8Index };
+// How keys are stored: rows of numbers, or tiles of a key index.
+enum class DType { kBFloat16, kFloat32, kInt8Index, kInt4Index };
+
+static constexpr bool is_index(DType dtype) {
+  return dtype == DType::kInt8Index || dtype == DType::kInt4Index;
+}
 
 // Bytes of one number of a row.
 static constexpr int64_t item_size(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
 
-// Bytes of one index tile: codes [dim / 4][32 keys][4], then a float scale for each key.
-static constexpr int64_t tile_bytes(int64_t dim) { return kTileRows * (dim + 4); }
+// Bytes of the codes of one index tile: [dim / 4][32 keys][4] of a byte each or, two to a byte,
+// [dim / 8][32 keys][4], where four dimensions lie in the low halves and the next four in the high.
+static constexpr int64_t code_bytes(DType index, int64_t dim) {
+  return kTileRows * (index == DType::kInt4Index ? dim / 2 : dim);
+}
 
-// A code is stored with this added, because the fastest dot products want unsigned bytes.
-constexpr int kCodeOffset = 128;
+// Bytes of one index tile: codes, then a float scale for each key.
+static constexpr int64_t tile_bytes(DType index, int64_t dim) {
+  return code_bytes(index, dim) + kTileRows * 4;
+}
+
 // Vectors without a component of this size are stored as zeros.
 constexpr float kSmallestKey = 0x1p-100f;
 
@@ -101,8 +111,8 @@ struct KernelTable {
   void (*unpack_output)(DType, const float* output, int64_t dim, float factor, float* natural);
   void (*select_head)(const HeadSelect&);
   // Writes rows [first, first + count) of a head's index; `keys` is row 0 of the head.
-  void (*index_rows)(DType, const void* keys, int64_t first, int64_t count, int64_t dim,
-                     char* tiles);
+  void (*index_rows)(DType keys_type, DType index, const void* keys, int64_t first, int64_t count,
+                     int64_t dim, char* tiles);
   // Copies the named rows, `bytes` (a multiple of 32) each: keys[rows[i]] to
   // to_keys + i * to_stride, and values likewise.
   void (*gather_rows)(const char* keys, const char* values, const int32_t* rows, int64_t count,

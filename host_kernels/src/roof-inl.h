@@ -96,7 +96,7 @@ int64_t int8_products(int64_t rounds, float* sum) {
 }
 
 int64_t multiply_adds(DType dtype, int64_t rounds, float* sum) {
-  if (dtype == DType::kInt8Index) return int8_products(rounds, sum);
+  if (is_index(dtype)) return int8_products(rounds, sum);
   return dtype == DType::kBFloat16 ? bf16_products(rounds, sum)
                                    : multiply_adds_as<PlainDot<float>>(rounds, sum);
 }

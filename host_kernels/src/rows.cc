@@ -83,9 +83,9 @@ void index_rows(const IndexCall& c) {
   for_each_piece(slots, c.heads, c.counts, c.threads, [&](const Piece& p) {
     const auto slot = static_cast<size_t>(p.slot);
     const Extent &rows = c.slots[slot], &index = c.index[slot];
-    char* tiles = index.data + p.head * (index.rows / kTileRows) * tile_bytes(c.dim);
-    table.index_rows(c.dtype, rows.data + 2 * p.head * rows.rows * bytes, c.start[p.slot] + p.begin,
-                     p.end - p.begin, c.dim, tiles);
+    char* tiles = index.data + p.head * (index.rows / kTileRows) * tile_bytes(c.kind, c.dim);
+    table.index_rows(c.dtype, c.kind, rows.data + 2 * p.head * rows.rows * bytes,
+                     c.start[p.slot] + p.begin, p.end - p.begin, c.dim, tiles);
   });
 }
 

@@ -28,7 +28,7 @@ struct BadIndex {
 };
 
 struct IndexCall {
-  DType dtype;
+  DType dtype, kind;  // of the keys; of the index
   std::vector<Extent> slots, index;
   int64_t heads, dim;
   const int32_t* start;   // [slots]

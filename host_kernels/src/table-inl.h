@@ -1,6 +1,6 @@
 // Fills in a variant's table. Needs a Simd and how keys are multiplied: Bf16Dot, and the scorers
-// Bf16Scorer and Int8Scorer. Everything a variant contains has internal linkage: the linker must
-// never pick a function compiled for one instruction set to serve another.
+// Bf16Scorer and CodeScorer<Codes>. Everything a variant contains has internal linkage: the linker
+// must never pick a function compiled for one instruction set to serve another.
 #pragma once
 
 #include <cstdint>
@@ -77,7 +77,8 @@ template <class Function>
 auto with_scorer(DType dtype, const Function& function) {
   if (dtype == DType::kBFloat16) return function(Type<Bf16Scorer>());
   if (dtype == DType::kFloat32) return function(Type<RowScorer<PlainDot<float>>>());
-  return function(Type<Int8Scorer>());
+  if (dtype == DType::kInt8Index) return function(Type<CodeScorer<Int8Codes>>());
+  return function(Type<CodeScorer<Int4Codes>>());
 }
 
 int64_t query_bytes(DType dtype, int64_t group, int64_t dim) {

@@ -29,7 +29,7 @@ configure() { # configure BUILD OPTION...
 }
 
 under_valgrind() {
-  for concern in attend select pool rows machine nodes; do
+  for concern in attend index select pool rows machine nodes; do
     echo "-- $concern"
     valgrind --quiet --error-exitcode=1 --leak-check=full \
       --show-leak-kinds=definite --errors-for-leak-kinds=definite \

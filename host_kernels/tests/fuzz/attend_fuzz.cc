@@ -9,9 +9,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider input(data, size);
   choose_isa(input);
   herald::AttendCall call;
-  const int kind = input.ConsumeIntegralInRange<int>(0, 2);
+  const int kind = input.ConsumeIntegralInRange<int>(0, 3);
   call.dtype = static_cast<DType>(kind);
-  const bool indexed = call.dtype == DType::kInt8Index;
+  const bool indexed = herald::is_index(call.dtype);
   const int64_t slots = input.ConsumeIntegralInRange<int64_t>(1, 3);
   call.heads = input.ConsumeIntegralInRange<int64_t>(1, 3);
   call.group = input.ConsumeIntegralInRange<int64_t>(1, 20);
@@ -28,8 +28,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   int32_t most = 0;
   for (int64_t slot = 0; slot < slots; ++slot) {
     const int64_t count = indexed ? (rows(input) + 31) / 32 * 32 : rows(input);
-    const int64_t bytes = indexed ? count / herald::kTileRows * herald::tile_bytes(call.dim)
-                                  : 2 * count * call.dim * herald::item_size(call.dtype);
+    const int64_t bytes = indexed
+                              ? count / herald::kTileRows * herald::tile_bytes(call.dtype, call.dim)
+                              : 2 * count * call.dim * herald::item_size(call.dtype);
     storage.push_back(Filler(input).block<char>(call.heads * bytes));
     call.slots.push_back({storage.back().data(), count});
     attend_len.push_back(input.ConsumeIntegralInRange<int32_t>(0, static_cast<int32_t>(count)));

@@ -9,6 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider input(data, size);
   choose_isa(input);
   const DType dtype = input.ConsumeBool() ? DType::kBFloat16 : DType::kFloat32;
+  const DType kind = input.ConsumeBool() ? DType::kInt8Index : DType::kInt4Index;
   const int64_t slots = input.ConsumeIntegralInRange<int64_t>(1, 3);
   const int64_t heads = input.ConsumeIntegralInRange<int64_t>(1, 3), width = dim(input);
   const int threads = input.ConsumeIntegralInRange<int>(1, 3);
@@ -22,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int64_t held = rows(input), padded = (held + 31) / 32 * 32;
     storage.push_back(Filler(input).block<char>(heads * 2 * held * bytes));
     tiles.emplace_back(
-        static_cast<size_t>(heads * padded / herald::kTileRows * herald::tile_bytes(width)));
+        static_cast<size_t>(heads * padded / herald::kTileRows * herald::tile_bytes(kind, width)));
     extents.push_back({storage.back().data(), held});
     index.push_back({tiles.back().data(), padded});
     counts.push_back(input.ConsumeIntegralInRange<int32_t>(0, static_cast<int32_t>(held)));
@@ -55,7 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   REQUIRE(bad.found == outside);
   if (!bad.found) herald::gather(gather);
 
-  herald::index_rows({dtype, extents, index, heads, width, start.data(), counts.data(), threads});
+  herald::index_rows(
+      {dtype, kind, extents, index, heads, width, start.data(), counts.data(), threads});
   herald::store({dtype, extents, heads, width, start.data(), counts.data(), keys.data(),
                  values.data(), offset + most, threads});
   return 0;
