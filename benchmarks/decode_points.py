@@ -89,7 +89,14 @@ def steps() -> list[Point]:
 
 def fixed() -> list[Point]:
     """K = 1,024 whatever the length, at 64K."""
-    return [p for m in MODELS for p in _both(m, 65536, ("herald-merged", "dense"), tokens=1024)]
+    return [
+        point
+        for model in MODELS
+        for point in (
+            Point(model, "herald-merged", 65536, tokens=1024),
+            Point(model, "dense", 65536),
+        )
+    ]
 
 
 def short() -> list[Point]:

@@ -50,6 +50,33 @@ def test_attend_equals_a_loop(shape):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parts_of_a_buffer_attend_as_one(shape, parts):
+    """Parts that are full, cut short and empty; what stands in empty ones may be anything."""
+    n, s, hq, hkv, d, _ = shape
+    rows = 24
+    q, k, v, _ = draw((n, s, hq, hkv, d, rows), 7)
+    lengths = np.resize([rows, 1, 13, 3], n).astype(np.int32)
+    for at, length in enumerate(lengths):
+        empty = -(-length // (rows // parts)) * (rows // parts)
+        k[at, empty:] = v[at, empty:] = np.nan
+    packed, *others = (attention.pack(jnp.asarray(q), hkv), *map(jnp.asarray, (k, v, lengths)))
+    ours = attention.unpack(attention.attend_parts(packed, *others, parts, "xla"), hq)
+    known = [np.nan_to_num(part) for part in (k, v)]
+    whole = attention.attend(*map(jnp.asarray, (q, *known, lengths)), "xla")
+    np.testing.assert_allclose(ours, whole, atol=1e-5)
+
+
+def test_parts_fill_the_device():
+    """Few long slots are cut, many are not, and short or indivisible buffers are left whole."""
+    assert attention.attended_in_parts(40, 66048) == 3
+    assert attention.attended_in_parts(124, 33184) == 1
+    assert attention.attended_in_parts(176, 16800) > 1
+    assert attention.attended_in_parts(4, 600) == 1
+    assert attention.attended_in_parts(4, 1021 * 3) == 3
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block", [1, 3, 4])
 def test_attend_blocks_equals_a_loop(shape, block):

@@ -10,7 +10,7 @@ import numpy as np
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.full_pool import index_bytes, row_bytes
-from herald_jax.models import head_kernel
+from herald_jax.models import attention, head_kernel
 from herald_jax.models.config import EXPERT_ROWS, ModelConfig
 from host_kernels import IndexKind
 
@@ -90,8 +90,9 @@ def cache_shape(
     sparse = config.num_layers - exact_layers
     # The last block selects from everything before its tail.
     prefix = max(0, rows - 2 * block)
-    selected = budget.capacity(prefix) if sparse else 0
-    candidates = min(prefix, int(np.ceil(selected * candidates_ratio))) if sparse else 0
+    wanted = budget.capacity(prefix) if sparse else 0
+    selected = min(prefix, _divisible(wanted))
+    candidates = min(prefix, _divisible(int(np.ceil(wanted * candidates_ratio))))
     return CacheShape(
         slots=slots,
         rows=rows,
@@ -109,6 +110,12 @@ def cache_shape(
         key_index=key_index if sparse else None,
         changes=changes and candidates > 0 and not (whole_layers or within_step),
     )
+
+
+def _divisible(rows: int) -> int:
+    """Rows, a few more where there are many, so that attention can cut a pool into parts."""
+    few, most = 2 * attention.LEAST_ROWS, attention.MOST_PARTS
+    return rows if rows < few else -(-rows // most) * most
 
 
 def prefill_rows(need: int, most: int, chunk: int) -> int:
