@@ -18,7 +18,7 @@ Implementation = Literal["xla", "cudnn"]
 #: Of Hopper GPUs; where there are others, the choice of parts is only less apt.
 MULTIPROCESSORS = 132
 #: What a part costs beside its rows, as a share of the whole; parts at most, and rows of one.
-PART_COST, MOST_PARTS, LEAST_ROWS = 0.03, 8, 512
+PART_COST, MOST_PARTS, LEAST_ROWS = 0.05, 8, 800
 
 
 def pack(q: jax.Array, kv_heads: int) -> jax.Array:
