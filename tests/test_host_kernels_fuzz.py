@@ -103,7 +103,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "set_prefetch": lambda: {"setting": "t0:1024"},
 }  # fmt: skip
 # They take nothing, or nothing that could be wrong.
-PLAIN = {"cpu_info", "thread_count", "prefetch_setting", "calibrate_prefetch"}
+PLAIN = {"set_background", "cpu_info", "thread_count", "prefetch_setting", "calibrate_prefetch"}
 TYPES = {"CpuInfo", "Extents", "IndexKind", "Indexes", "Prefetch"}
 
 SCALARS = st.one_of(
