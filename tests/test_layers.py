@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from precision import product_precisions
 
-from herald_jax.models import attention, registry
+from herald_jax.models import attention, attention_parts, registry
 from herald_jax.models.config import ModelConfig
 
 SHAPES = [  # N, S, H_q, H_kv, D, R
@@ -62,19 +62,46 @@ def test_parts_of_a_buffer_attend_as_one(shape, parts):
         empty = -(-length // (rows // parts)) * (rows // parts)
         k[at, empty:] = v[at, empty:] = np.nan
     packed, *others = (attention.pack(jnp.asarray(q), hkv), *map(jnp.asarray, (k, v, lengths)))
-    ours = attention.unpack(attention.attend_parts(packed, *others, parts, "xla"), hq)
+    out, mass = attention_parts.attend_parts(packed, *others, parts, "xla")
     known = [np.nan_to_num(part) for part in (k, v)]
     whole = attention.attend(*map(jnp.asarray, (q, *known, lengths)), "xla")
+    np.testing.assert_allclose(attention.unpack(out, hq), whole, atol=1e-5)
+    scores = np.einsum("nshd,nrhd->nshr", packed, known[0]) / np.sqrt(d)
+    scores = np.where(np.arange(rows) < lengths[:, None, None, None], scores, -np.inf)
+    np.testing.assert_allclose(mass, np.logaddexp.reduce(scores, axis=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_beside_a_buffer_are_attended_as_rows_of_it(shape):
+    n, s, hq, hkv, d, _ = shape
+    q, k, v, lengths = draw(shape, 8)
+    _, own_k, own_v, _ = draw((n, s, hq, hkv, d, s), 9)
+    q, k, v, own_k, own_v, lengths = map(jnp.asarray, (q, k, v, own_k, own_v, lengths))
+    ours = attention.attend_beside(q, k, v, lengths, (own_k, own_v), "xla")
+    sides = attention_parts.attend_sides(
+        attention.pack(q, hkv), k, v, lengths, (own_k, own_v), "xla"
+    )
+    buffers = [
+        jnp.concatenate([buffer, jnp.zeros_like(own)], axis=1)
+        for buffer, own in ((k, own_k), (v, own_v))
+    ]
+    for slot, length in enumerate(lengths.tolist()):
+        buffers = [
+            buffer.at[slot, length : length + s].set(own[slot])
+            for buffer, own in zip(buffers, (own_k, own_v), strict=True)
+        ]
+    whole = attention.attend(q, *buffers, lengths + s, "xla")
     np.testing.assert_allclose(ours, whole, atol=1e-5)
+    np.testing.assert_allclose(attention.unpack(sides, hq), whole, atol=1e-5)
 
 
 def test_parts_fill_the_device():
     """Few long slots are cut, many are not, and short or indivisible buffers are left whole."""
-    assert attention.attended_in_parts(40, 66048) == 3
-    assert attention.attended_in_parts(124, 33184) == 1
-    assert attention.attended_in_parts(176, 16800) > 1
-    assert attention.attended_in_parts(4, 600) == 1
-    assert attention.attended_in_parts(4, 1021 * 3) == 3
+    assert attention_parts.attended_in_parts(40, 66048) == 3
+    assert attention_parts.attended_in_parts(124, 33184) == 1
+    assert attention_parts.attended_in_parts(176, 16800) > 1
+    assert attention_parts.attended_in_parts(4, 600) == 1
+    assert attention_parts.attended_in_parts(4, 1021 * 3) == 3
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from herald_jax.engine.step_programs import Buffer, Queries, StepPrograms, after
-from herald_jax.models.attention import attend
+from herald_jax.models.attention import attend, attend_beside
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,7 @@ class LookaheadPrograms(StepPrograms):
             denoised, drafted, ahead = slice(0, b), slice(b, 2 * b), slice(2 * b, None)
             buffer = self._own("pool", buffer, k[:, drafted], v[:, drafted], positions[:, 0])
             draft = attend(q[:, drafted], *buffer, lengths)
-            # The pool's rows in use are its first ones, so the masks' own rows come before them.
-            keys = jnp.concatenate([k[:, ahead], buffer[0]], axis=1)
-            values = jnp.concatenate([v[:, ahead], buffer[1]], axis=1)
-            masks = attend(q[:, ahead], keys, values, lengths + b)
+            masks = attend_beside(q[:, ahead], *buffer, lengths, (k[:, ahead], v[:, ahead]))
             merged.append(self._parts(q[:, ahead], k[:, b:]))
             buffer = after((draft, masks), buffer)
             buffer = self._own("pool", buffer, k[:, denoised], v[:, denoised], positions[:, 0])

@@ -10,7 +10,7 @@ import numpy as np
 from herald_jax.kv.budget import Budget
 from herald_jax.kv.device_cache import CacheShape
 from herald_jax.kv.full_pool import index_bytes, row_bytes
-from herald_jax.models import attention, head_kernel
+from herald_jax.models import attention_parts, head_kernel
 from herald_jax.models.config import EXPERT_ROWS, ModelConfig
 from host_kernels import IndexKind
 
@@ -114,7 +114,7 @@ def cache_shape(
 
 def _divisible(rows: int) -> int:
     """Rows, a few more where there are many, so that attention can cut a pool into parts."""
-    few, most = 2 * attention.LEAST_ROWS, attention.MOST_PARTS
+    few, most = 2 * attention_parts.LEAST_ROWS, attention_parts.MOST_PARTS
     return rows if rows < few else -(-rows // most) * most
 
 

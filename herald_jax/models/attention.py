@@ -7,18 +7,17 @@ permutation-invariant and the keys already carry RoPE, so only the valid length 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from herald_jax.models import attention_kernel, importance_kernel
-
-Implementation = Literal["xla", "cudnn"]
-#: Of Hopper GPUs; where there are others, the choice of parts is only less apt.
-MULTIPROCESSORS = 132
-#: What a part costs beside its rows, as a share of the whole; parts at most, and rows of one.
-PART_COST, MOST_PARTS, LEAST_ROWS = 0.05, 8, 800
+from herald_jax.models.attention_parts import (
+    Implementation,
+    attend_parts,
+    attend_sides,
+    attended_in_parts,
+)
 
 
 def pack(q: jax.Array, kv_heads: int) -> jax.Array:
@@ -39,65 +38,6 @@ def default_implementation(dtype: jnp.dtype, head_dim: int) -> Implementation:
     """cuDNN where it applies (half precision on a CUDA device), plain XLA elsewhere."""
     half = dtype in (jnp.bfloat16, jnp.float16)
     return "cudnn" if half and head_dim % 8 == 0 and jax.default_backend() == "gpu" else "xla"
-
-
-def attended_in_parts(parallel: int, rows: int) -> int:
-    """In how many parts of equal length a GPU best attends the rows of a buffer.
-
-    A multiprocessor takes a KV head of a slot, so few long slots leave most of them idle, and a
-    few more than there are take as long as twice as many.
-
-    Args:
-      parallel: slots times KV heads; ``rows``: of the buffer.
-    """
-
-    def rounds(parts: int) -> float:
-        return math.ceil(parallel * parts / MULTIPROCESSORS) / parts * (1 + PART_COST * parts)
-
-    able = [n for n in range(1, MOST_PARTS + 1) if rows % n == 0 and rows // n >= LEAST_ROWS]
-    return min(able or [1], key=rounds)
-
-
-def attend_parts(
-    packed: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    lengths: jax.Array,
-    parts: int,
-    implementation: Implementation,
-) -> jax.Array:
-    """Attends equal parts of the buffers as slots of their own, and weighs them by their mass.
-
-    Args:
-      packed: [N, S, H, D], see ``pack``.
-      k, v: [N, R, H, D].
-      lengths: int32 [N], valid rows, at least 1.
-      parts: a divisor of R.
-
-    Returns:
-      [N, S, H, D] in the dtype of ``v``.
-    """
-    n, s, heads, dim = packed.shape
-    rows = k.shape[1] // parts
-    inside = jnp.clip(lengths[:, None] - jnp.arange(parts) * rows, 0, rows).reshape(-1)
-
-    def cut(buffer: jax.Array) -> jax.Array:
-        return buffer.reshape(n * parts, rows, heads, dim)
-
-    out, mass = jax.nn.dot_product_attention(
-        jnp.repeat(packed, parts, axis=0),
-        cut(k),
-        cut(v),
-        # A part without valid rows attends one, and is left out below.
-        key_value_seq_lengths=jnp.maximum(inside, 1),
-        implementation=implementation,
-        return_residual=True,
-    )
-    known = (inside > 0)[:, None, None]
-    mass = jnp.where(known, mass, -jnp.inf).reshape(n, parts, s, heads)
-    out = jnp.where(known[..., None], out, 0).reshape(n, parts, s, heads, dim)
-    share = jax.nn.softmax(mass, axis=1)[..., None]
-    return (out.astype(jnp.float32) * share).sum(axis=1).astype(v.dtype)
 
 
 def _exponentials(packed: jax.Array, k: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -159,7 +99,7 @@ def attend(
     implementation = implementation or default_implementation(k.dtype, k.shape[-1])
     parts = attended_in_parts(k.shape[0] * k.shape[2], k.shape[1])
     if implementation == "cudnn" and parts > 1:
-        out = attend_parts(packed, k, v, lengths, parts, implementation)
+        out, _ = attend_parts(packed, k, v, lengths, parts, implementation)
     elif implementation == "cudnn":
         out = jax.nn.dot_product_attention(
             packed, k, v, key_value_seq_lengths=lengths, implementation="cudnn"
@@ -168,6 +108,31 @@ def attend(
         valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
         out = _attend(packed, k, v, valid)
     return unpack(out, q.shape[2])
+
+
+def attend_beside(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    own: tuple[jax.Array, jax.Array],
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """As ``attend``, of rows [0, lengths) and of all rows of another buffer beside them.
+
+    Args:
+      own: (k, v) [N, S', H_kv, D].
+
+    Returns:
+      [N, S, H_q, D] in the dtype of ``v``.
+    """
+    implementation = implementation or default_implementation(k.dtype, k.shape[-1])
+    if implementation == "xla":
+        # What is valid of the buffer are its first rows.
+        keys, values = (jnp.concatenate(pair, axis=1) for pair in zip(own, (k, v), strict=True))
+        return attend(q, keys, values, lengths + own[0].shape[1], implementation)
+    packed = pack(q, k.shape[2])
+    return unpack(attend_sides(packed, k, v, lengths, own, implementation), q.shape[2])
 
 
 def attend_blocks(

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from herald_jax.models.attention import Implementation
+from herald_jax.models.attention_parts import Implementation
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.decoder import Decoder
 from herald_jax.training.data import ANSWER, END, FILL, KINDS
