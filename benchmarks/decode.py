@@ -25,6 +25,8 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
+from benchmarks.decode_ceilings import designs, fetched_bytes, link_rate
+from benchmarks.decode_ceilings import draw as draw_ceilings
 from benchmarks.decode_plot import draw
 from benchmarks.decode_points import MODELS, PRESETS, Point
 from benchmarks.environment import DTYPES, arguments, check_output, write
@@ -132,6 +134,7 @@ def measure(point: Point, sizing: Sizing, stack: Any, options: Any) -> dict[str,
             "device_bytes_planned": plan.device_bytes,
             "device_bytes_peak": stats.get("peak_bytes_in_use"),
             "host_bytes": made.session.host_kv_bytes,
+            "fetched_bytes": fetched_bytes(shape, point.context),
             "fill_seconds": round(filled - began, 1),
             "warm_up_seconds": round(warm - filled, 1),
             "block_seconds": [round(seconds, 4) for seconds in run.seconds],
@@ -234,10 +237,20 @@ def main() -> None:
         print({key: row[key] for key in (*shown, "retrieval_ms")}, flush=True)
         if options.json:
             write(options.json, settings | {"left_out": skipped}, rows)
-    if not options.json:
-        write(None, settings | {"left_out": skipped}, rows)
+    said: dict[str, Any] = {"left_out": skipped}
+    drawn = functools.partial(draw, rows=rows)
+    if "ceilings" in options.preset:
+        link = link_rate(jax.devices()[0])
+        asked = {point.name for point in wanted}
+        found = designs([row for row in rows if row["point"] in asked], link)
+        said |= {"link_gb_per_s": round(link / 1e9, 1), "designs": found}
+        drawn = functools.partial(draw_ceilings, found=found)
+        for row in found:
+            print(row, flush=True)
+    if rows or not options.json:
+        write(options.json, settings | said, rows)
     if options.plot and rows:
-        draw(options.plot, rows)
+        drawn(options.plot)
 
 
 def _known(path: Path | None) -> list[dict[str, Any]]:

@@ -131,4 +131,7 @@ def write(
         print(text)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    # Whoever is interrupted meanwhile keeps what was there.
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text)
+    unfinished.replace(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from benchmarks.decode import points
+from benchmarks.decode_ceilings import designs
 
 NOTHING = dict.fromkeys(("steps", "candidates_ratio", "key_index", "batch"))
 ALL = {"quick": False, "models": [], "methods": [], "contexts": []}
@@ -21,3 +22,36 @@ def test_options_of_an_index_change_the_methods_that_have_one():
     # With one index for all, the point without one is no other.
     assert len(changed) == len(plain) - 1
     assert "32K bmax T20 0.05 int4" in next(p.name for p in changed if p.method == "merged")
+
+
+def row(method: str, **changes: object) -> dict[str, object]:
+    moved = {"full": 1e9, "selected": 5e7, "candidates": 1e8}
+    own = {"method": method, "batch": 10, "block": 32, "steps": 19, "fetched_bytes": moved}
+    speed = {"ideal_tokens_per_second": 800.0, "block_ms": 500.0, "stall_fraction": 0.0}
+    return own | speed | {"retrieval_ms": 0.0} | changes
+
+
+def test_ceilings_are_those_of_the_slowest_resource():
+    """Tokens of a block over what each resource needs for it, at a link of 10 GB/s."""
+    rows = [
+        row("dense"),
+        row("herald-merged", retrieval_ms=200.0),
+        row("mage-offload-cpu", stall_fraction=0.8),
+    ]
+    found = {each["design"].split(":")[0]: each for each in designs(rows, 1e10)}
+    assert len(found) == 5
+    every = found["all KV fetched at every step"]
+    assert every["fetching KV"] == 32 * 1e10 / (20 * 1e9) and every["limit"] == "fetching KV"
+    assert found["selected KV fetched at every step"]["fetching KV"] == 320
+    merged = found["herald-merged"]
+    assert (merged["fetching KV"], merged["device"], merged["host"]) == (3200, 800, 1600)
+    assert merged["limit"] == "device"
+    waiting = found["mage-offload-cpu"]
+    assert waiting["host"] == 800 and waiting["limit"] in ("host", "device")
+    assert found["all KV on the device"]["host"] is None
+
+
+def test_rows_of_older_files_have_no_ceiling():
+    old = row("dense")
+    del old["fetched_bytes"]
+    assert designs([old], 1e10) == []
