@@ -41,13 +41,15 @@ def test_ceilings_are_those_of_the_slowest_resource():
     found = {each["design"].split(":")[0]: each for each in designs(rows, 1e10)}
     assert len(found) == 5
     every = found["all KV fetched at every step"]
-    assert every["fetching KV"] == 32 * 1e10 / (20 * 1e9) and every["limit"] == "fetching KV"
+    assert every["fetching KV"] == 32 * 1e10 / (20 * 1e9)
+    assert every["limit"] == "fetching KV"
     assert found["selected KV fetched at every step"]["fetching KV"] == 320
     merged = found["herald-merged"]
     assert (merged["fetching KV"], merged["device"], merged["host"]) == (3200, 800, 1600)
     assert merged["limit"] == "device"
     waiting = found["mage-offload-cpu"]
-    assert waiting["host"] == 800 and waiting["limit"] in ("host", "device")
+    assert waiting["host"] == 800
+    assert waiting["limit"] in ("host", "device")
     assert found["all KV on the device"]["host"] is None
 
 
