@@ -64,6 +64,7 @@ def table2() -> list[Point]:
         for model in MODELS
         for point in (
             *_both(model, context, ("dense", "herald-merged", "herald-draft")),
+            Point(model, "herald-draft-indexed", context),
             Point(model, "mage-offload", context, budget=0.025),
             Point(model, "infinigen", context, budget=0.2),
         )

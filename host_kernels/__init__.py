@@ -18,7 +18,7 @@ from host_kernels.arena import Arena
 from host_kernels.changes import gather_changes
 from host_kernels.checks import Extents, Indexes, IndexKind
 from host_kernels.cpu import CpuInfo, copy_bandwidth, cpu_info, read_bandwidth, set_isa
-from host_kernels.kernels import attend_select, gather, select, store, top_k
+from host_kernels.kernels import attend_rows, attend_select, gather, select, store, top_k
 from host_kernels.key_index import index_rows, index_shape, rerank, select_indexed
 from host_kernels.prefetch import Prefetch, calibrate_prefetch, prefetch_setting, set_prefetch
 from host_kernels.threads import set_background, set_thread_count, thread_count
@@ -30,6 +30,7 @@ __all__ = [
     "IndexKind",
     "Indexes",
     "Prefetch",
+    "attend_rows",
     "attend_select",
     "calibrate_prefetch",
     "copy_bandwidth",

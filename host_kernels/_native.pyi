@@ -30,6 +30,20 @@ def attend(
     status: _Ints,
     threads: int,
 ) -> None: ...
+def attend_rows(
+    query: _Floats,
+    kv: Sequence[_Rows],
+    indices: _Ints,
+    counts: _Ints,
+    tail_begin: _Ints,
+    tail_end: _Ints,
+    self_key: _Floats | None,
+    self_value: _Floats | None,
+    scale: float,
+    output: _Floats,
+    status: _Ints,
+    threads: int,
+) -> None: ...
 def index_rows(
     kv: Sequence[_Rows], index: Sequence[_Rows], start: _Ints, counts: _Ints, threads: int
 ) -> None: ...

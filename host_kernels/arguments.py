@@ -177,6 +177,30 @@ def check_rerank(
     return shape
 
 
+def check_attend_rows(
+    q: object,
+    kv: Extents,
+    indices: object,
+    counts: object,
+    select_len: object,
+    attend_len: object,
+    scale: float | None,
+) -> RowShape:
+    """Checks everything about attending chosen rows but the indices themselves."""
+    shape = check_extents(kv, _query_dim(q))
+    check_query(q, shape)
+    capacity = check_rows_of("indices", indices, shape)
+    held = check_slots("counts", counts, shape.slots)
+    check_between("counts", 0, held, capacity, "the last axis of indices")
+    rows = np.array([extent.shape[2] for extent in kv], np.int64)
+    attended = check_slots("attend_len", attend_len, shape.slots)
+    selectable = check_slots("select_len", select_len, shape.slots)
+    check_between("attend_len", 0, attended, rows, "the rows of its extent")
+    check_between("select_len", 0, selectable, attended, "attend_len")
+    check_scale(scale)
+    return shape
+
+
 def check_candidates(
     kv: Extents, rows: NDArray[np.int32], counts: NDArray[np.int32], name: str = "indices"
 ) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from host_kernels import _native
 from host_kernels.arguments import (
     check_attend,
+    check_attend_rows,
     check_elsewhere,
     check_gather,
     check_self,
@@ -184,6 +185,58 @@ def run_attend(
         resolve_threads(threads),
     )
     return status
+
+
+def attend_rows(
+    q: NDArray[np.float32],
+    kv: Extents,
+    indices: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    attend_len: NDArray[np.int32],
+    *,
+    self_k: NDArray[np.float32] | None = None,
+    self_v: NDArray[np.float32] | None = None,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Attention of one query a slot over chosen rows and those from ``select_len`` on.
+
+    What ``attend_select`` gives where all else weighs nothing; with ``select_indexed`` before it,
+    keys and values are read of the chosen rows alone.
+
+    Args:
+        q: float32 ``[N, H_q, D]``; ``kv``: N extents ``[H_kv, 2, rows, D]``.
+        indices: int32 ``[N, H_kv, K_cap]``, chosen rows; ``counts``: int32 ``[N]``, how many.
+        select_len, attend_len: int32 ``[N]``: rows [select_len, attend_len) are attended too.
+        self_k, self_v, scale, threads: see ``attend_select``.
+
+    Returns:
+        The attention output, float32 ``[N, H_q, D]``, zeros where nothing is attended; and the
+        status, int32 ``[N]``: 0, or 1, with zeros as output, where a number was not finite.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit, or an index lies outside its extent.
+    """
+    shape = check_attend_rows(q, kv, indices, counts, select_len, attend_len, scale)
+    check_self(self_k, self_v, shape)
+    out, status = np.zeros_like(q), np.zeros(shape.slots, np.int32)
+    apply_environment()
+    _native.attend_rows(
+        q,
+        [raw(extent) for extent in kv],
+        indices,
+        counts,
+        select_len,
+        attend_len,
+        self_k,
+        self_v,
+        shape.dim**-0.5 if scale is None else scale,
+        out,
+        status,
+        resolve_threads(threads),
+    )
+    return out, status
 
 
 def gather(

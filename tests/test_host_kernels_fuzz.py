@@ -62,6 +62,12 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "self_k": np.ones((2, HEADS, DIM), np.float32),
         "self_v": np.ones((2, HEADS, DIM), np.float32),
     },
+    "attend_rows": lambda: {
+        "q": np.ones((2, 4, DIM), np.float32), "kv": extents(), "indices": chosen(),
+        "counts": int32(8, 3), "select_len": int32(30, 33), "attend_len": int32(40, 33),
+        "self_k": np.ones((2, HEADS, DIM), np.float32),
+        "self_v": np.ones((2, HEADS, DIM), np.float32), "scale": 0.25, "threads": 2,
+    },
     "select": lambda: {
         **scan(), "kv": extents(), "sinks": 4, "recent": 2, "threads": 2,
         "elsewhere": np.zeros((2, 4), np.float32),

@@ -59,13 +59,31 @@ def observed(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("method", ["herald-draft", "centre"])
-@pytest.mark.parametrize("blocks", [1, 3])
+def chosen_and_attended(method, job, layer, q, k, v):
+    """Indices and attention output of a representative [N, H, D], by the references."""
+    wanted = np.full_like(job.indices[layer], -1)
+    rows = job.attend_len, job.select_len, job.budget, wanted
+    own = {"self_k": k, "self_v": v}
+    if method != "herald-draft-indexed":
+        kv = job.extents[layer]
+        return wanted, reference.attend_select(q, kv, *rows, sinks=job.sinks, **own)[0]
+    group = q.shape[1] // k.shape[1]
+    scores = (q * np.repeat(k, group, axis=1)).sum(-1) / np.sqrt(q.shape[2])
+    beside = scores.astype(np.float32)
+    reference.select_indexed(q, job.index[layer], *rows, sinks=job.sinks, elsewhere=beside)
+    lengths = job.budget, job.select_len, job.attend_len
+    return wanted, reference.attend_rows(q, job.extents[layer], wanted, *lengths, **own)[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "blocks"),
+    [("herald-draft", 1), ("herald-draft", 3), ("herald-draft-indexed", 3), ("centre", 3)],
+)
 def test_selection_equals_a_plain_pass(observed, method, blocks):
-    """Layer by layer: exact attention over prefix (and draft) and itself, top-k, gather."""
+    """Layer by layer: attention over prefix (and draft) and itself, top-k, gather."""
     session, seen = observed(method, blocks)
     job, model, exact = seen["job"], tiny_model(), session.shape.exact_layers
-    drafted = BLOCK if method == "herald-draft" else 0
+    drafted = 0 if method == "centre" else BLOCK
     np.testing.assert_array_equal(job.attend_len, job.start + drafted)
     np.testing.assert_array_equal(job.select_len, job.start)
     np.testing.assert_array_equal(seen["positions"][:, -1], job.start + BLOCK + BLOCK // 2)
@@ -73,18 +91,8 @@ def test_selection_equals_a_plain_pass(observed, method, blocks):
     assert (job.budget < job.select_len).any(), "this budget selects everything"
     for index, layer in enumerate(model.layers[exact:]):
         q, k, v = layer.pre(x, positions)
-        wanted = np.full_like(job.indices[index], -1)
-        out, _ = reference.attend_select(
-            np.asarray(q[:, 0]),
-            job.extents[index],
-            job.attend_len,
-            job.select_len,
-            job.budget,
-            wanted,
-            sinks=job.sinks,
-            self_k=np.asarray(k[:, 0]),
-            self_v=np.asarray(v[:, 0]),
-        )
+        parts = (np.asarray(part[:, 0]) for part in (q, k, v))
+        wanted, out = chosen_and_attended(method, job, index, *parts)
         np.testing.assert_array_equal(job.indices[index], wanted)
         x = layer.post(x, jnp.asarray(out, jnp.float32)[:, None])
         for which, pool in enumerate(seen["pool"][index]):

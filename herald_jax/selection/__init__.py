@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from herald_jax.selection.centre import Centre
 from herald_jax.selection.herald_draft import HeraldDraft
+from herald_jax.selection.herald_draft_indexed import HeraldDraftIndexed
 from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.infinigen import Infinigen
 from herald_jax.selection.job import SelectionJob
@@ -31,6 +32,7 @@ SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
     for selector in (
         HeraldDraft,
+        HeraldDraftIndexed,
         HeraldMerged,
         MergedDrafted,
         Merged,

@@ -4,6 +4,7 @@ Same names, arguments and checks as ``host_kernels``; ``threads`` is accepted an
 """
 
 from host_kernels.reference.attend import (
+    attend_rows,
     attend_select,
     importance,
     rerank,
@@ -24,6 +25,7 @@ from host_kernels.reference.index import (
 from host_kernels.reference.rows import gather, gather_changes, store
 
 __all__ = [
+    "attend_rows",
     "attend_select",
     "gather",
     "gather_changes",

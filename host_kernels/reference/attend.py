@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from host_kernels.arguments import (
     check_attend,
+    check_attend_rows,
     check_candidates,
     check_elsewhere,
     check_rerank,
@@ -165,6 +166,46 @@ def attend_select(
         if status[n] == 0:
             out[n] = result
     _select(q, kv, attend_len, select_len, budget, indices, sinks, recent, self_k, scale, status)
+    return out, status
+
+
+def attend_rows(
+    q: NDArray[np.float32],
+    kv: Extents,
+    indices: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    select_len: NDArray[np.int32],
+    attend_len: NDArray[np.int32],
+    *,
+    self_k: NDArray[np.float32] | None = None,
+    self_v: NDArray[np.float32] | None = None,
+    scale: float | None = None,
+    threads: int | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """See ``host_kernels.attend_rows``: one head at a time, its rows side by side."""
+    shape = check_attend_rows(q, kv, indices, counts, select_len, attend_len, scale)
+    check_self(self_k, self_v, shape)
+    check_candidates(kv, indices, counts)
+    out, status = np.zeros_like(q), np.zeros(shape.slots, np.int32)
+    nothing = np.zeros((1, 1, 0), np.int32)
+    for n, extent in enumerate(kv):
+        tail = np.arange(select_len[n], attend_len[n])
+        for h, group in enumerate(np.split(np.arange(q.shape[1]), shape.heads)):
+            rows = np.concatenate([indices[n, h, : counts[n]], tail])
+            own_k, own_v = (
+                part if part is None else np.ascontiguousarray(part[n : n + 1, h : h + 1])
+                for part in (self_k, self_v)
+            )
+            beside = [np.ascontiguousarray(extent[h : h + 1, :, rows])]
+            every, none = np.array([len(rows)], np.int32), np.zeros(1, np.int32)
+            result, bad = attend_select(
+                np.ascontiguousarray(q[n : n + 1, group]), beside, every, none, none, nothing,
+                self_k=own_k, self_v=own_v, scale=scale,
+            )  # fmt: skip
+            out[n, group] = result[0]
+            status[n] |= bad[0]
+        if status[n]:
+            out[n] = 0
     return out, status
 
 

@@ -15,6 +15,7 @@
 
 #include "arena.h"
 #include "attend.h"
+#include "attend_rows.h"
 #include "bandwidth.h"
 #include "changes.h"
 #include "cpu_features.h"
@@ -219,6 +220,39 @@ void py_rerank(const FloatsIn& query, const std::vector<RowsIn>& kv, const IntsI
   rerank(call);
 }
 
+void py_attend_rows(const FloatsIn& query, const std::vector<RowsIn>& kv, const IntsIn& indices,
+                    const IntsIn& counts, const IntsIn& tail_begin, const IntsIn& tail_end,
+                    const std::optional<FloatsIn>& self_key,
+                    const std::optional<FloatsIn>& self_value, float scale, const Floats& output,
+                    const Ints& status, int threads) {
+  if (kv.empty()) return;
+  AttendRowsCall call;
+  require(query.ndim() == 3 && indices.ndim() == 3 && kv[0].ndim() == 4,
+          "query and indices need 3 axes and kv 4");
+  call.dtype = dtype_of(kv[0]);
+  call.heads = static_cast<int64_t>(kv[0].shape(0));
+  require(call.heads > 0, "kv needs a head");
+  call.group = static_cast<int64_t>(query.shape(1)) / call.heads;
+  call.dim = static_cast<int64_t>(query.shape(2));
+  require(call.dim % 16 == 0 && call.dim <= kMaxDim, "the head dimension is not supported");
+  call.slots = extents(kv, call.dtype, call.heads, call.dim);
+  call.query = query.data();
+  call.indices = indices.data();
+  call.capacity = static_cast<int64_t>(indices.shape(2));
+  call.counts = counts.data();
+  call.tail_begin = tail_begin.data();
+  call.tail_end = tail_end.data();
+  call.self_key = self_key && self_value ? self_key->data() : nullptr;
+  call.self_value = self_key && self_value ? self_value->data() : nullptr;
+  call.scale = scale;
+  call.output = output.data();
+  call.status = status.data();
+  call.threads = threads;
+  WithoutGil nogil;
+  check_rows({call.slots, call.heads, call.indices, call.capacity, call.counts}, "indices");
+  attend_rows(call);
+}
+
 int64_t py_gather_changes(const std::vector<RowsIn>& kv, const IntsIn& indices,
                           const IntsIn& counts, const IntsIn& previous,
                           const IntsIn& previous_counts, const Ints& source, const Rows& keys,
@@ -319,6 +353,10 @@ NB_MODULE(_native, m) {
         "keys"_a.noconvert(), "values"_a.noconvert(), "row_offset"_a, "threads"_a);
   m.def("store", &py_store, "kv"_a, "start"_a.noconvert(), "counts"_a.noconvert(),
         "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a);
+  m.def("attend_rows", &py_attend_rows, "query"_a.noconvert(), "kv"_a, "indices"_a.noconvert(),
+        "counts"_a.noconvert(), "tail_begin"_a.noconvert(), "tail_end"_a.noconvert(),
+        "self_key"_a.none().noconvert(), "self_value"_a.none().noconvert(), "scale"_a,
+        "output"_a.noconvert(), "status"_a.noconvert(), "threads"_a);
   m.def("set_background", &set_background, "on"_a);
   m.def("arena", &py_arena, "nbytes"_a, "huge_pages"_a, "threads"_a);
   m.def(
