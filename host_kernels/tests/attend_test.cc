@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attend_rows.h"
 #include "cases.h"
 #include "check.h"
 #include "cpu_features.h"
@@ -182,6 +183,42 @@ void elsewhere(const std::string& isa) {
     }
 }
 
+void chosen_rows(const std::string& isa) {
+  // All rows that can be chosen, and those behind them: attention over everything.
+  for (DType dtype : {DType::kBFloat16, DType::kFloat32})
+    for (int64_t rows : {0, 1, 2, 17, 33, 200, 4097})
+      for (int64_t group : {1, 4})
+        for (bool with_self : {false, true}) {
+          Case c(dtype, 2, group, 48, rows, 7);
+          std::vector<int32_t> all(static_cast<size_t>(c.heads * c.select_len));
+          for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i) % c.select_len;
+          herald::AttendRowsCall call{};
+          call.dtype = c.dtype;
+          call.slots = {{c.storage.data(), c.rows()}};
+          call.heads = c.heads;
+          call.group = c.group;
+          call.dim = c.dim;
+          call.query = c.query.data();
+          call.indices = all.data();
+          call.capacity = c.select_len;
+          call.counts = &c.select_len;
+          call.tail_begin = &c.select_len;
+          call.tail_end = &c.attend_len;
+          call.self_key = call.self_value = with_self ? c.self.data() : nullptr;
+          call.scale = 0.25f;
+          call.output = c.output.data();
+          call.status = &c.status;
+          call.threads = 2;
+          herald::attend_rows(call);
+          const Expected e = naive(c, with_self);
+          double worst = 0;
+          for (size_t i = 0; i < c.output.size(); ++i)
+            worst = std::max(worst, std::fabs(c.output[i] - e.output[i]));
+          CHECK(c.status == 0 && worst < 1e-5, "%s rows %d off by %g", isa.c_str(), int(rows),
+                worst);
+        }
+}
+
 }  // namespace
 
 int main() {
@@ -192,6 +229,7 @@ int main() {
     ties(isa);
     not_finite(isa);
     elsewhere(isa);
+    chosen_rows(isa);
   }
   return check::finish();
 }
