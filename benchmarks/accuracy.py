@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.environment import arguments, check_output, whole_lines, write
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig, Result
 from herald_jax.checkpoint import CheckpointError
+from herald_jax.engine.config import KeyIndex
 from herald_jax.selection import SELECTORS, make_selector
 from herald_jax.training.documents import cost_of
 from herald_jax.training.tasks import TASKS, Item, make_item
@@ -95,9 +96,10 @@ class Answers:
             yield from ((n, item.guess) for n, item in items.items())
         if method == "chance" or not items:
             return
-        name, ratio = parts(method)
+        name, ratio, index = parts(method)
         config = EngineConfig(
             method=name,
+            key_index=index,
             budget=Budget(budget),
             exact_layers=self.exact_layers,
             candidates_ratio=ratio,
@@ -121,17 +123,29 @@ class Answers:
                 file.write(json.dumps([*key, right]) + "\n")
 
 
-def parts(method: str) -> tuple[str, float | None]:
-    """A method's name and its C / K: "herald-merged:1.5" -> ("herald-merged", 1.5).
+def parts(method: str) -> tuple[str, float | None, KeyIndex]:
+    """A method's name, its C / K and its key index.
+
+    "herald-merged:1.5:int4" -> ("herald-merged", 1.5, "int4"); both may be left out, in any order.
 
     Raises:
-      ValueError: what follows the colon is no number.
+      ValueError: what follows a colon is neither a number nor an index.
     """
-    name, colon, ratio = method.partition(":")
-    try:
-        return name, float(ratio) if colon else None
-    except ValueError as error:
-        raise ValueError(f"--methods {method!r}: {ratio!r} after the colon is no C / K") from error
+    name, *asked = method.split(":")
+    ratio: float | None = None
+    index: KeyIndex = "int8"
+    for text in asked:
+        if text in get_args(KeyIndex):
+            index = cast(KeyIndex, text)
+            continue
+        try:
+            ratio = float(text)
+        except ValueError as error:
+            known = ", ".join(get_args(KeyIndex))
+            raise ValueError(
+                f"--methods {method!r}: {text!r} is neither a C / K nor one of {known}"
+            ) from error
+    return name, ratio, index
 
 
 def check(method: str) -> None:
@@ -140,7 +154,7 @@ def check(method: str) -> None:
     Raises:
       ValueError: one sentence that names the method as it was given.
     """
-    name, ratio = parts(method)
+    name, ratio, _ = parts(method)
     if name not in SELECTORS:
         known = ", ".join(SELECTORS)
         raise ValueError(f"--methods {method!r} is no selector: use some of {known}")

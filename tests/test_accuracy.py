@@ -97,8 +97,9 @@ def test_intervals_hold_the_mean_and_shrink_with_the_items():
 
 
 def test_a_method_may_carry_its_ratio():
-    assert parts("mage") == ("mage", None)
-    assert parts("herald-merged:1.5") == ("herald-merged", 1.5)
+    assert parts("mage") == ("mage", None, "int8")
+    assert parts("herald-merged:1.5") == ("herald-merged", 1.5, "int8")
+    assert parts("herald-merged:int4:1.5") == ("herald-merged", 1.5, "int4")
     for name, made in SELECTORS.items():
         check(name)
         if made.refines:
