@@ -117,9 +117,12 @@ def random_cache(buffers: list[Any], seed: int = 0) -> list[Any]:
     for index, pair in enumerate(buffers):
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), index), 2)
         shapes = [(part.shape, part.dtype) for part in pair]
+        (device,) = pair[0].devices()
         for part in pair:
             part.delete()
-        made.append(tuple(_random_slots(k, *s) for k, s in zip(keys, shapes, strict=True)))
+        filled = (_random_slots(k, *s) for k, s in zip(keys, shapes, strict=True))
+        # Bound to the device as what they replace was: programs would be compiled anew for others.
+        made.append(tuple(jax.device_put(part, device) for part in filled))
     return made
 
 
