@@ -153,7 +153,8 @@ class RetrievalStream:
         try:
             self._await(self._futures)
         finally:
-            self._current = None
+            # A thread that did not end in time is given up: nobody waits for it again.
+            self._futures, self._current = [], None
         if any(sent is None for sent in retrieval.sent):
             # Of several threads the one that did not start the copy does not know that it failed.
             raise EngineError(f"the retrieval stream failed: {retrieval.error}")
