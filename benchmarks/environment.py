@@ -131,6 +131,12 @@ def write(
         print(text)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    # What a link names is replaced, not the link.
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        # A device or a pipe, such as /dev/null, has to stay one.
+        path.write_text(text)
+        return
     # Whoever is interrupted meanwhile keeps what was there.
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(text)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from types import SimpleNamespace
 
-from benchmarks.decode import points
+from benchmarks.decode import _of_ceilings, points
 from benchmarks.decode_ceilings import designs
+from benchmarks.environment import write
 
 NOTHING = dict.fromkeys(("steps", "candidates_ratio", "key_index", "batch"))
 ALL = {"quick": False, "models": [], "methods": [], "contexts": []}
@@ -57,3 +60,35 @@ def test_rows_of_older_files_have_no_ceiling():
     old = row("dense")
     del old["fetched_bytes"]
     assert designs([old], 1e10) == []
+
+
+def test_ceilings_are_not_taken_from_other_presets_or_memories():
+    """Several presets, and runs with other limits, may share a file."""
+    own = SimpleNamespace(preset=["ceilings"], **NOTHING, **ALL)
+    both = SimpleNamespace(preset=["ceilings", "headline"], **NOTHING, **ALL)
+    asked = SimpleNamespace(**vars(both), device_bytes=80e9, dtype="bfloat16")
+    measured = {"device_memory_gb": 80.0, "dtype": "bfloat16"}
+    rows = [{"point": point.name, **measured} for point in points(both)]
+    rows += [{**each, "device_memory_gb": None} for each in rows]
+    rows += [{**each, "dtype": "float32"} for each in rows]
+    wanted = [{"point": point.name, **measured} for point in points(own)]
+    assert sorted(map(str, _of_ceilings(rows, asked))) == sorted(map(str, wanted))
+
+
+def test_results_replace_files_only(tmp_path):
+    """A link stays a link, and what is no file, like /dev/null, is written to."""
+    result, link, pipe = tmp_path / "result", tmp_path / "link", tmp_path / "pipe"
+    result.write_text("old")
+    link.symlink_to(result)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for path in (link, pipe):
+            write(path, {}, [{"n": 1}])
+        assert json.loads(os.read(reader, 1 << 16))["rows"] == [{"n": 1}]
+    finally:
+        os.close(reader)
+    assert link.is_symlink()
+    assert json.loads(result.read_text())["rows"] == [{"n": 1}]
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "result"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ from networks import TINY, answers, engine, make_model, prompts, tiny_model, unl
 import herald_jax
 import host_kernels
 from herald_jax import Budget, Engine, EngineConfig, EngineError, GenerationConfig
+from herald_jax.engine import block_rows
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.kv.host_memory import cgroup_room, format_bytes, parse_bytes
 from herald_jax.kv.transfer import Staging
@@ -113,6 +115,36 @@ def test_a_retrieval_that_hangs_times_out_with_a_name(monkeypatch):
         assert "waited 0.3 s for the retrieval stream" in result.error
         assert "sparse layer" in result.error
     time.sleep(3.5)
+
+
+def test_rows_that_hang_on_their_way_to_the_host_are_named(monkeypatch):
+    made = engine("herald-merged", 0.2, max_batch=1, timeout=60)
+    answers(made, prompts((60,)), RULE)
+    made.session.retrieval.timeout = 0.3
+    ended = threading.Event()
+    monkeypatch.setattr(block_rows, "store_rows", lambda *args: ended.wait(30))
+    try:
+        (result,) = made.generate(prompts((60,)), RULE)
+        assert "waited 0.3 s for the retrieval stream" in result.error
+        assert "the rows of the block before" in result.error
+    finally:
+        ended.set()
+
+
+def test_a_retrieval_that_hangs_is_waited_for_once(monkeypatch):
+    """The session that ends for it must not wait as long again."""
+    made = engine("herald-merged", 0.2, max_batch=1, timeout=60)
+    answers(made, prompts((60,)), RULE)
+    made.session.retrieval.timeout = 3
+    ended = threading.Event()
+    monkeypatch.setattr(made.session.selector, "choose", lambda *args: ended.wait(30), False)
+    began = time.monotonic()
+    try:
+        (result,) = made.generate(prompts((60,)), RULE)
+        assert "waited 3 s for the retrieval stream" in result.error
+        assert time.monotonic() - began < 5.5
+    finally:
+        ended.set()
 
 
 @pytest.mark.parametrize("streams", [1, 2])

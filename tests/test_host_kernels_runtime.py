@@ -279,7 +279,6 @@ def _child(queue: multiprocessing.Queue[Any]) -> None:
     queue.put((float(out.sum()), status.tolist()))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 def test_workers_go_to_the_background() -> None:
     """Workers obey with their next job, the caller stays; results are the same."""
     code = (
@@ -306,6 +305,7 @@ def test_workers_go_to_the_background() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 def test_child_process_gets_a_pool_of_its_own() -> None:
     hk.attend_select(**arguments(), threads=3)
     context = multiprocessing.get_context("fork")

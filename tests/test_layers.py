@@ -71,6 +71,37 @@ def test_parts_of_a_buffer_attend_as_one(shape, parts):
     np.testing.assert_allclose(mass, np.logaddexp.reduce(scores, axis=-1), atol=1e-5)
 
 
+def test_the_mass_of_parts_is_single_precision():
+    q, k, v, lengths = (jnp.asarray(part) for part in draw(SHAPES[1], 7))
+    packed = attention.pack(q.astype(jnp.bfloat16), SHAPES[1][3])
+    rounded = packed, k.astype(jnp.bfloat16), v.astype(jnp.bfloat16)
+    for parts in (1, 3):
+        out, mass = attention_parts.attend_parts(*rounded, lengths, parts, "xla")
+        assert (out.dtype, mass.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("parts", [2, 8])
+def test_parts_on_the_device_are_as_near_float32_as_a_whole(parts):
+    """A mass of three digits would weigh parts wrong by percents, and none of it be seen."""
+    q, k, v, _ = draw((2, 8, 16, 4, 128, 1600), 7)
+    lengths = jnp.array([1600, 1300])
+    full = [jnp.asarray(part, jnp.bfloat16) for part in (4 * q, k, v)]
+    wanted = attention.attend(*(part.astype(jnp.float32) for part in full), lengths, "xla")
+    whole = jax.nn.dot_product_attention(
+        attention.pack(full[0], 4), *full[1:], key_value_seq_lengths=lengths, implementation="cudnn"
+    )
+    attend = jax.jit(attention_parts.attend_parts, static_argnums=(4, 5))
+    cut, _ = attend(attention.pack(full[0], 4), *full[1:], lengths, parts, "cudnn")
+
+    def error(out):
+        ours = attention.unpack(out, 16).astype(jnp.float32)
+        return float(jnp.sqrt(((ours - wanted) ** 2).mean()))
+
+    assert error(cut) < 2 * error(whole)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_beside_a_buffer_are_attended_as_rows_of_it(shape):
     n, s, hq, hkv, d, _ = shape

@@ -12,9 +12,10 @@ import pytest
 from networks import TINY, answers, engine, prompts, tiny_model
 from sessions import RULE, advance, choose_by_definition, start
 
-from herald_jax import EngineConfig
+from herald_jax import EngineConfig, GenerationConfig
 from herald_jax.cli import main
 from herald_jax.engine.step_programs import StepPrograms
+from herald_jax.models import attention_parts
 from herald_jax.models.attention import attend
 from herald_jax.selection import SELECTORS
 from host_kernels import reference
@@ -194,6 +195,19 @@ def test_a_ratio_sizes_candidates_and_plan(method, ratio):
     assert session.cache.pool[0][0].shape[1] == shape.pool_rows
     summary = made.summary(1.0)
     assert summary["candidates_ratio"] == ratio
+
+
+@pytest.mark.parametrize("transfer", ["changes", "full"])
+def test_a_budget_of_almost_everything_is_still_refined(transfer, monkeypatch):
+    """Pools are rounded up so that attention can cut them; K must not reach C by that."""
+    given, rule = prompts((150, 90)), GenerationConfig(max_new_tokens=30, threshold=0.3)
+    found = []
+    for least in (attention_parts.LEAST_ROWS, 4):
+        monkeypatch.setattr(attention_parts, "LEAST_ROWS", least)
+        made = engine("herald-merged", 0.97, max_batch=2, transfer=transfer)
+        found.append(answers(made, given, rule))
+        assert made.session.shape.refines
+    assert found[0] == found[1]
 
 
 def test_plan_takes_a_ratio_where_it_applies(capsys):

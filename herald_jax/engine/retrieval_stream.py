@@ -153,7 +153,8 @@ class RetrievalStream:
         try:
             self._await(self._futures)
         finally:
-            self._current = None
+            # A thread that did not end in time is given up: nobody waits for it again.
+            self._futures, self._current = [], None
         if any(sent is None for sent in retrieval.sent):
             # Of several threads the one that did not start the copy does not know that it failed.
             raise EngineError(f"the retrieval stream failed: {retrieval.error}")
@@ -162,11 +163,14 @@ class RetrievalStream:
 
     def _await(self, futures: Sequence[Future[Any]]) -> None:
         def unfinished(state: str) -> str:
-            layer = 0 if self._current is None else self._current.reached
-            layers = self.shape.sparse_layers
+            current = self._current
+            layer, layers = current.reached if current else 0, self.shape.sparse_layers
+            place = f"sparse layer {layer} of {layers}"
+            if current is not None and not all(future.done() for future in current.stored):
+                place = "the rows of the block before, on their way to the host"
             return (
                 f"waited {self.timeout:g} s for the retrieval stream, whose thread {state} at "
-                f"sparse layer {layer} of {layers}"
+                f"{place}"
             )
 
         wait_done(futures, self.workers, self.timeout, unfinished)

@@ -91,8 +91,11 @@ def cache_shape(
     # The last block selects from everything before its tail.
     prefix = max(0, rows - 2 * block)
     wanted = budget.capacity(prefix) if sparse else 0
-    selected = min(prefix, _divisible(wanted))
-    candidates = min(prefix, _divisible(int(np.ceil(wanted * candidates_ratio))))
+    fetched = min(prefix, int(np.ceil(wanted * candidates_ratio)))
+    selected, candidates = (min(prefix, _divisible(rows)) for rows in (wanted, fetched))
+    if fetched > wanted and candidates == selected:
+        # Step 0 must still find more than it keeps.
+        selected = wanted
     return CacheShape(
         slots=slots,
         rows=rows,

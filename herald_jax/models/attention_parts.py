@@ -72,6 +72,8 @@ def attend_parts(
         implementation=implementation,
         return_residual=True,
     )
+    # JAX hands it out in the dtype of the output; weights of parts are not to be rounded as well.
+    mass = mass.astype(jnp.float32)
     if parts == 1:
         return out, mass
     known = (inside > 0)[:, None, None]
