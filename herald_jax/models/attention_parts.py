@@ -72,8 +72,8 @@ def attend_parts(
         implementation=implementation,
         return_residual=True,
     )
-    # JAX hands it out in the dtype of the output; cast back at once, XLA leaves the rounding out, and
-    # parts are not weighed by rounded numbers.
+    # JAX hands it out in the dtype of the output. Cast back at once, XLA leaves the rounding out,
+    # and parts are not weighed by rounded numbers.
     mass = mass.astype(jnp.float32)
     if parts == 1:
         return out, mass
