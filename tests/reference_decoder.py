@@ -27,7 +27,7 @@ def decode(model, config, prompt, generation: GenerationConfig) -> list[int]:
     stops = config.stop_token_ids if stops is None else stops
     block = config.block_size
     total = -(-(len(prompt) + generation.max_new_tokens) // block) * block
-    padded = -(-total // 64) * 64
+    padded = -(-total // 128) * 128
     tokens = np.full(padded, config.mask_token_id, np.int32)
     tokens[: len(prompt)] = prompt
     masked = np.arange(padded) >= len(prompt)
