@@ -34,7 +34,7 @@ def decode(model, config, prompt, generation: GenerationConfig) -> list[int]:
 
     def logits(first, last):
         # Padding keeps the number of compiled shapes small; later blocks are never seen.
-        found = np.array(logits_of(state, tokens[None])[0, first:last], np.float64)
+        found = np.asarray(logits_of(state, tokens[None]))[0, first:last].astype(np.float64)
         if rule.ban_mask:
             found[:, config.mask_token_id] = -np.inf
         return found

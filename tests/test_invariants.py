@@ -112,7 +112,7 @@ def test_committed_kv_equals_recomputed(method):
         exact = session.shape.exact_layers
         for layer, (k, v) in enumerate(prefix_kv(ids)):
             if layer < exact:
-                got_k, got_v = (np.asarray(b[index, :whole]) for b in session.cache.exact[layer])
+                got_k, got_v = (np.asarray(b)[index, :whole] for b in session.cache.exact[layer])
             else:
                 # The newest block reaches the host when the next retrieval begins, if any.
                 whole = slot.start - (BLOCK if session.retrieval else 0)
@@ -167,7 +167,7 @@ def test_every_past_position_is_in_the_pool_exactly_once(method, length):
         if slot.start:
             for layer, (k, v) in enumerate(prefix_kv(ids)[session.shape.exact_layers :]):
                 for got, want in zip(session.cache.pool[layer], (k, v), strict=True):
-                    held = np.asarray(got[0, BLOCK:used])
+                    held = np.asarray(got)[0, BLOCK:used]
                     for head in range(TINY.num_kv_heads):
                         mine = held[:, head][np.lexsort(held[:, head].T)]
                         theirs = want[:, head][np.lexsort(want[:, head].T)]
