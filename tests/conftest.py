@@ -25,7 +25,7 @@ import jax  # noqa: E402 (reads the environment)
 import pytest  # noqa: E402
 
 jax.config.update("jax_compilation_cache_dir", os.environ["HERALD_TEST_CACHE"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
