@@ -28,8 +28,8 @@ demo: $(VENV)/.base
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not oracle and not gpu and not slow" $(WORKERS) $(TESTS)
 
-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -m "slow and not oracle" $(WORKERS) tests
+slow: $(VENV)/.oracle
+	$(BIN)/python -m pytest -m slow $(WORKERS) tests
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
@@ -41,7 +41,7 @@ native-test: $(VENV)/.native compiler
 	PATH="$(abspath $(BIN)):$$PATH" sh host_kernels/tests/run.sh $(NATIVE_BUILDS)
 
 oracle: $(VENV)/.oracle
-	$(BIN)/python -m pytest -m oracle $(WORKERS) tests
+	$(BIN)/python -m pytest -m "oracle and not slow" $(WORKERS) tests
 
 # What reads tokenizers, with the other major version of transformers, in a venv of its own.
 transformers4:

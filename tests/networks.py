@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from flax import nnx
 
 from herald_jax import Budget, Engine, EngineConfig
+from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.decoder import Decoder
 
@@ -53,6 +55,35 @@ def make_model(config: ModelConfig, seed: int) -> Decoder:
 
     graph, state = nnx.split(model)
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(sharpen, state))
+
+
+@functools.cache
+def _pass_program(config: ModelConfig) -> Callable[[np.ndarray], list[tuple[jax.Array, ...]]]:
+    graph, state = nnx.split(tiny_model(config))
+
+    def plain_pass(state, tokens):
+        model, places = nnx.merge(graph, state), jnp.arange(tokens.shape[1])[None]
+        x, found = model.embed(tokens), []
+        for layer in model.layers:
+            q, k, v = layer.pre(x, places)
+            found.append((q[0], k[0], v[0]))
+            x = layer.post(x, attend_blocks(q, k, v, places, config.block_size))
+        return found
+
+    return functools.partial(jax.jit(plain_pass), state)
+
+
+def plain_pass(tokens: list[int], config: ModelConfig = TINY) -> list[tuple[np.ndarray, ...]]:
+    """q [S, H_q, D], k and v [S, H_kv, D] of every layer, from tokens alone in one full pass.
+
+    Padding keeps it to one compiled shape; it makes later blocks, which nothing here attends.
+    """
+    padded = np.zeros((1, -(-len(tokens) // 192) * 192), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return [
+        tuple(np.asarray(part)[: len(tokens)] for part in layer)
+        for layer in _pass_program(config)(padded)
+    ]
 
 
 #: Selectors that differ from another one in a flag or in who scores, and not in how they run.

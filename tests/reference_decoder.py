@@ -27,14 +27,14 @@ def decode(model, config, prompt, generation: GenerationConfig) -> list[int]:
     stops = config.stop_token_ids if stops is None else stops
     block = config.block_size
     total = -(-(len(prompt) + generation.max_new_tokens) // block) * block
-    padded = -(-total // 64) * 64
+    padded = -(-total // 128) * 128
     tokens = np.full(padded, config.mask_token_id, np.int32)
     tokens[: len(prompt)] = prompt
     masked = np.arange(padded) >= len(prompt)
 
     def logits(first, last):
         # Padding keeps the number of compiled shapes small; later blocks are never seen.
-        found = np.array(logits_of(state, tokens[None])[0, first:last], np.float64)
+        found = np.asarray(logits_of(state, tokens[None]))[0, first:last].astype(np.float64)
         if rule.ban_mask:
             found[:, config.mask_token_id] = -np.inf
         return found

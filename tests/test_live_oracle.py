@@ -17,7 +17,10 @@ pytestmark = pytest.mark.oracle
 SIZES = [(4, 4, 4), (4, 2, 8), (4, 1, 16), (8, 2, 4)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+# Every class of networks once, and all sizes; the rest only at length.
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 7))]
+)
 def test_a_random_network_equals_transformers(seed: int, tmp_path: Path):
     networks = pytest.importorskip("oracle.torch_networks")
     checkpoints = pytest.importorskip("oracle.torch_checkpoints")

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import TINY, answers, make_model, prompts, tiny_model
+from networks import TINY, answers, make_model, plain_pass, prompts, tiny_model
 from precision import product_precisions
 from sessions import RULE, advance, choose_by_definition, start
 
 from herald_jax import Budget, Engine, EngineConfig
 from herald_jax.engine import main_stream
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
-from herald_jax.models.attention import attend_blocks
 from herald_jax.selection import SELECTORS
 
 BLOCK, HEADS = TINY.block_size, TINY.num_kv_heads
@@ -45,17 +44,6 @@ def observed(monkeypatch, budget, blocks):
     return session, seen
 
 
-def plain_queries(tokens):
-    """Per layer (q, k) of a block-causal pass over int32 [R] tokens."""
-    model, places = tiny_model(), jnp.arange(len(tokens))[None]
-    x, found = model.embed(jnp.asarray(tokens)[None]), []
-    for layer in model.layers:
-        q, k, v = layer.pre(x, places)
-        x = layer.post(x, attend_blocks(q, k, v, places, BLOCK))
-        found.append((np.asarray(q[0], np.float64), np.asarray(k[0], np.float64)))
-    return found
-
-
 @pytest.mark.parametrize("blocks", [3])
 def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
     """At a budget of 1 the pool holds the whole prefix: committed tokens, draft, B masks."""
@@ -70,8 +58,8 @@ def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
         assert list(seen["positions"][n, 2 * BLOCK :]) == list(
             range(slot.start, slot.start + BLOCK)
         )
-        layers = plain_queries([*text, *drafted.tolist(), *masks.tolist()])
-        for index, (q, k) in enumerate(layers[exact:]):
+        layers = plain_pass([*text, *drafted.tolist(), *masks.tolist()])
+        for index, (q, k, _) in enumerate(layers[exact:]):
             got, mass = (np.asarray(part)[n] for part in seen["queries"][index])
             merged = q[-BLOCK:].reshape(PARTS, BLOCK // PARTS, *q.shape[1:]).mean(1)
             merged = merged.reshape(PARTS, HEADS, -1, TINY.head_dim)
@@ -127,7 +115,9 @@ def test_blocks_that_do_not_fall_into_four_parts(size):
     base = Engine(config, make_model(config, seed=0))
     given, made = prompts((50, 7)), {}
     for method in ("dense", "merged-drafted"):
-        setting = EngineConfig(method=method, budget=Budget(1.0), max_batch=2, max_context=96)
+        setting = EngineConfig(
+            method=method, budget=Budget(1.0), max_batch=2, max_context=96, warm_up=False
+        )
         with base.with_config(setting) as run:
             made[method] = answers(run, given, RULE)
     assert made["dense"] == made["merged-drafted"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from functools import partial
 from typing import Any
@@ -128,8 +129,16 @@ def forward(graph, state, buffers, tokens, starts):
     return model.head(x), filled
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("network", ["plain", "tuned", "ragged"])
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [
+        *itertools.product(("plain", "ragged"), CONFIGS),
+        # Ragged is the tuned network too.
+        ("tuned", "llada2"),
+        pytest.param("tuned", "sdar", marks=pytest.mark.slow),
+        pytest.param("tuned", "sdar_moe", marks=pytest.mark.slow),
+    ],
+)
 def test_a_block_is_that_of_dense(network: str, name: str) -> None:
     starts = [8, 24, 16] if network == "ragged" else STARTS
     model = make_model(CONFIGS[name], seed=3)

@@ -106,11 +106,22 @@ def test_selection_equals_a_plain_pass(observed, method, blocks):
     session.close()
 
 
+def context_and_one(layers, x, places):
+    """The last position attends everything, all others attend block by block and not it."""
+    n = x.shape[1] - 1
+    for layer in layers:
+        q, k, v = layer.pre(x, places)
+        blocks = attend_blocks(q[:, :n], k[:, :n], v[:, :n], places[:, :n], BLOCK)
+        own = attend(q[:, n:], k, v, jnp.array([n + 1]))
+        x = layer.post(x, jnp.concatenate([blocks, own], axis=1))
+    return x
+
+
 @pytest.mark.parametrize("method", ["herald-draft", pytest.param("centre", marks=pytest.mark.slow)])
 def test_representative_passes_the_exact_layers_over_prefix_and_draft(observed, method):
     """Its hidden state at the first sparse layer, recomputed from tokens alone."""
     session, seen = observed(method, 1)
-    model, exact = tiny_model(), session.shape.exact_layers
+    exact, stack = session.shape.exact_layers, engine("dense").stack
     for index, slot in session.batch.active():
         start = slot.start - BLOCK
         prefix = slot.request.prompt_ids[:start].tolist()
@@ -118,13 +129,8 @@ def test_representative_passes_the_exact_layers_over_prefix_and_draft(observed, 
         given = [*prefix, *draft] if method == "herald-draft" else prefix
         ids = jnp.asarray([[*given, TINY.mask_token_id]])
         places = jnp.asarray([[*range(len(given)), seen["positions"][index, -1]]])
-        x = model.embed(ids)
-        n = len(given)
-        for layer in model.layers[:exact]:
-            q, k, v = layer.pre(x, places)
-            blocks = attend_blocks(q[:, :n], k[:, :n], v[:, :n], places[:, :n], BLOCK)
-            own = attend(q[:, n:], k, v, jnp.array([n + 1]))
-            x = layer.post(x, jnp.concatenate([blocks, own], axis=1))
+        (group,) = stack.groups(0, exact, None)
+        x = stack.on_layers(context_and_one, group)(stack.embed(ids), places)
         np.testing.assert_allclose(
             np.asarray(seen["representative"])[index, 0], np.asarray(x)[0, -1], atol=2e-4
         )

@@ -67,13 +67,13 @@ def test_an_edited_blocks_kv_is_that_of_its_final_tokens(method):
         for layer, (k, v) in enumerate(prefix_kv(ids)):
             whole = slot.start
             if layer < exact:
-                got_k, got_v = (np.asarray(b[index, :whole]) for b in session.cache.exact[layer])
+                got_k, got_v = (np.asarray(b)[index, :whole] for b in session.cache.exact[layer])
             else:
                 whole -= BLOCK  # The newest block is in the pool's tail, see below.
                 extent = slot.booking.extents[layer - exact][:, :, :whole]
                 got_k, got_v = extent[:, 0].swapaxes(0, 1), extent[:, 1].swapaxes(0, 1)
                 for pool, own in zip(session.cache.pool[layer - exact], (k, v), strict=True):
-                    tail = np.asarray(pool[index, BLOCK : 2 * BLOCK])
+                    tail = np.asarray(pool)[index, BLOCK : 2 * BLOCK]
                     np.testing.assert_allclose(tail, own[whole : whole + BLOCK], atol=2e-5)
             np.testing.assert_allclose(got_k, k[:whole], atol=2e-5)
             np.testing.assert_allclose(got_v, v[:whole], atol=2e-5)
@@ -159,7 +159,8 @@ def test_a_network_that_loves_the_mask_token_ends_like_the_plain_loop(method, ed
     editing = {} if edit is None else {"edit_threshold": edit, "max_post_steps": 4}
     rule = GenerationConfig(max_new_tokens=16, threshold=0.3, ban_mask=False, **editing)
     given = prompts((20, 16))
-    with Engine(TINY, model, None, EngineConfig(method=method, max_batch=2)) as made:
+    settings = EngineConfig(method=method, max_batch=3, prefill_chunk=64, max_context=192)
+    with Engine(TINY, model, None, dataclasses.replace(settings, warm_up=False)) as made:
         got = answers(made, given, rule)
     assert got == expected(given, rule, model=model)
     found = [token for ids in got.values() for token in ids]
