@@ -6,6 +6,7 @@ import os
 import tempfile
 import zlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -14,6 +15,8 @@ from jax.experimental.compilation_cache import compilation_cache
 import host_kernels
 from host_kernels.prefetch import cache_file
 
+#: Bytes of programs that are kept; what was not used for longest goes first.
+LARGEST_CACHE = 8 << 30
 #: A folder, or "off".
 VARIABLE = "HERALD_COMPILE_CACHE"
 
@@ -43,7 +46,7 @@ class CompileCache:
 def keep_compiled() -> CompileCache:
     """Has JAX keep what it compiles, unless it was told where, or not to, already.
 
-    The folder is that of ``HERALD_COMPILE_CACHE``, else herald_jax/compiled in the user's cache
+    The folder is that of ``HERALD_COMPILE_CACHE``, else herald_jax/programs in the user's cache
     folder. On the CPU nothing is kept unless a folder is named: code is bound to the features of
     one CPU there, a home may be shared by several kinds, and compiling takes seconds.
 
@@ -58,7 +61,7 @@ def keep_compiled() -> CompileCache:
     if not asked and on_cpu:
         return CompileCache(None, f"the device is the CPU and {VARIABLE} names no folder")
     try:
-        folder = Path(asked).expanduser() if asked else cache_file().with_name("compiled")
+        folder = Path(asked).expanduser() if asked else cache_file().with_name("programs")
         if on_cpu:
             folder /= _cpu()
         # What is loaded from there is run: nobody else shall write there.
@@ -75,6 +78,10 @@ def keep_compiled() -> CompileCache:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Of many layers' small programs each compiles within JAX's threshold of a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # With a limit JAX takes a lock, so that no process reads half of what another is writing: the
+    # program would crash.
+    if find_spec("filelock") is not None:
+        jax.config.update("jax_compilation_cache_max_size", LARGEST_CACHE)
     # JAX decides once whether there is a cache, and may have compiled before.
     compilation_cache.reset_cache()
     return CompileCache(folder)

@@ -6,9 +6,6 @@ import tempfile
 
 # Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if "XLA_FLAGS" not in os.environ:
-    # Code for each operation by itself is generated in three quarters of the time.
-    os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 
 # Nor on how scans ask for memory: nothing is to be measured, or kept at home, by a test.
 os.environ.setdefault("HERALD_PREFETCH", "none")
@@ -27,6 +24,8 @@ import pytest  # noqa: E402
 jax.config.update("jax_compilation_cache_dir", os.environ["HERALD_TEST_CACHE"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+# With a limit JAX takes a lock: nobody reads half of what another process is writing.
+jax.config.update("jax_compilation_cache_max_size", 8 << 30)
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,20 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from herald_jax.compile_cache import VARIABLE, keep_compiled
+from herald_jax.compile_cache import LARGEST_CACHE, VARIABLE, keep_compiled
 
 
 @pytest.fixture
 def untold(monkeypatch, tmp_path):
     """JAX without a cache, and a home of its own; afterwards the tests' cache is back."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_compilation_cache_max_size",
+    )
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update(names[0], None)
+    jax.config.update(names[2], -1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     yield tmp_path
@@ -30,9 +35,12 @@ def untold(monkeypatch, tmp_path):
 def test_on_an_accelerator_it_is_the_users_cache_folder(untold, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     kept = keep_compiled()
-    assert kept.folder == untold / "herald_jax/compiled"
+    assert kept.folder == untold / "herald_jax/programs"
     assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
     assert jax.config.jax_compilation_cache_dir == str(kept.folder)
+    assert jax.config.jax_compilation_cache_max_size == LARGEST_CACHE, (
+        "without it JAX locks nothing"
+    )
     monkeypatch.setenv(VARIABLE, "elsewhere")
     assert keep_compiled() == kept, "told already"
 
