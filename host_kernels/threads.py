@@ -107,9 +107,17 @@ def set_background(on: bool) -> None:
 
     For processes whose other threads keep a device busy: one of them that wakes up then runs at
     once. The calling thread, which works along, stays as it is. A thread obeys with its next job;
-    where the system refuses, it goes on as it was. Results do not change.
+    where the system refuses, it goes on as it was. Results do not change. On a host whose cores
+    others keep busy they would hardly ever run: there the environment variable HERALD_BACKGROUND,
+    set to "off", leaves them as they are.
+
+    Raises:
+        ValueError: HERALD_BACKGROUND is neither "on" nor "off".
     """
-    _native.set_background(on)
+    allowed = os.environ.get("HERALD_BACKGROUND", "on")
+    if allowed not in ("on", "off"):
+        raise ValueError(f'HERALD_BACKGROUND must be "on" or "off", not {allowed!r}')
+    _native.set_background(on and allowed == "on")
 
 
 def resolve_threads(threads: int | None) -> int:

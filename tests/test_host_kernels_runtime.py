@@ -279,8 +279,10 @@ def _child(queue: multiprocessing.Queue[Any]) -> None:
     queue.put((float(out.sum()), status.tolist()))
 
 
-def test_workers_go_to_the_background() -> None:
+@pytest.mark.parametrize("allowed", ["on", "off"])
+def test_workers_go_to_the_background(allowed: str) -> None:
     """Workers obey with their next job, the caller stays; results are the same."""
+    policy = "SCHED_IDLE" if allowed == "on" else "SCHED_OTHER"
     code = (
         "import os, pathlib, numpy as np, host_kernels as hk\n"
         "def policies():\n"
@@ -296,13 +298,19 @@ def test_workers_go_to_the_background() -> None:
         "    return index\n"
         "before = call(); assert set(policies()) == {os.SCHED_OTHER}, policies()\n"
         "hk.set_background(True); after = call()\n"
-        "assert len(policies()) == 2 and set(policies()) == {os.SCHED_IDLE}, policies()\n"
+        f"assert len(policies()) == 2 and set(policies()) == {{os.{policy}}}, policies()\n"
         "assert os.sched_getscheduler(0) == os.SCHED_OTHER\n"
         "assert (before == after).all()\n"
         "hk.set_background(False); assert (call() == before).all()\n"
     )
-    done = python(code)
+    done = python(code, HERALD_BACKGROUND=allowed)
     assert done.returncode == 0, done.stderr
+
+
+def test_background_that_is_neither_on_nor_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERALD_BACKGROUND", "maybe")
+    with pytest.raises(ValueError, match="HERALD_BACKGROUND"):
+        hk.set_background(True)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

@@ -24,10 +24,11 @@ def prepare_platform(device_memory: int | None = None) -> None:
 
     Raises:
       Refused: the platform asked for is not there, the GPU is smaller than the limit, or
-        HERALD_ISA or HERALD_THREADS cannot be obeyed.
+        HERALD_ISA, HERALD_THREADS or HERALD_BACKGROUND cannot be obeyed.
     """
     try:
         host_kernels.cpu_info()
+        host_kernels.set_background(False)
     except ValueError as error:
         raise Refused(str(error)) from error
     platforms = os.environ.get("JAX_PLATFORMS", "")
