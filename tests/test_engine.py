@@ -17,11 +17,14 @@ from networks import TINY, answers, engine, make_model, prompts, tiny_model, unl
 
 import herald_jax
 import host_kernels
+from benchmarks.shapes import SHAPES
 from herald_jax import Budget, Engine, EngineConfig, EngineError, GenerationConfig
 from herald_jax.engine import block_rows
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.kv.host_memory import cgroup_room, format_bytes, parse_bytes
+from herald_jax.kv.plan import cache_shape, cut_bytes, plan
 from herald_jax.kv.transfer import Staging
+from herald_jax.models import attention_parts
 from herald_jax.selection import SELECTORS
 
 RULE = GenerationConfig(max_new_tokens=24, threshold=0.3)
@@ -565,3 +568,15 @@ def test_cgroup_limits_are_read(tmp_path):
     (old / "memory").mkdir(parents=True)
     (old / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert cgroup_room(old) is None
+
+
+def test_cut_attention_is_planned(monkeypatch):
+    """What the compiler of a GPU says such an attention needs beside its arguments: 7.9 MB."""
+    config = SHAPES["sdar-8b"]
+    sizes = {"exact_layers": config.num_layers, "budget": Budget(), "candidates_ratio": 1.0}
+    shape = cache_shape(config, slots=5, max_context=66048, dtype=jnp.dtype("bfloat16"), **sizes)
+    cut, planned = cut_bytes(config, shape), plan(config, shape, fused=True).workspace
+    assert 7.8e6 < cut < 8e6
+    monkeypatch.setattr(attention_parts, "MULTIPROCESSORS", 1)
+    assert cut_bytes(config, shape) == 0
+    assert plan(config, shape, fused=True).workspace == planned - cut

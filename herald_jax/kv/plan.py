@@ -163,6 +163,8 @@ def plan(
         vocabulary = -(-vocabulary // head_kernel.COLUMNS) * 3
     logits = LOGIT_COPIES * slots * block * vocabulary * 4
     workspace = activation_bytes(config, slots * (2 * block + 1), itemsize, fused) + logits
+    if fused:
+        workspace += cut_bytes(config, shape)
 
     chunk = min(prefill_chunk, shape.rows)
     rows = prefill_rows(shape.rows, shape.rows, chunk)
@@ -186,6 +188,17 @@ def plan(
         key_index=kept * index_bytes(heads, dim, shape.rows, shape.key_index),
         staging=shape.staging_bytes,
     )
+
+
+def cut_bytes(config: ModelConfig, shape: CacheShape) -> int:
+    """Bytes of queries and outputs where attention cuts a step's buffers into parts."""
+    lengths = [shape.rows] if shape.exact_layers else []
+    if shape.sparse_layers:
+        lengths += [shape.pool_rows, 2 * shape.block_size + shape.selected]
+    heads = shape.slots * shape.kv_heads
+    parts = max(attention_parts.attended_in_parts(heads, rows) for rows in lengths)
+    rows = shape.slots * shape.block_size * config.num_heads
+    return 2 * parts * rows * shape.head_dim * shape.dtype.itemsize if parts > 1 else 0
 
 
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int, fused: bool) -> int:
