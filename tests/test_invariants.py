@@ -206,15 +206,24 @@ def test_output_does_not_depend_on_the_batch(method):
 @pytest.mark.parametrize(
     "options",
     [
-        {"prefill_chunk": 16},
-        {"prefill_chunk": 192},
-        {"layer_group": 1},
-        {"retrieval_streams": 2},
-        {"retrieval_streams": 3},
-        {"max_context": 512},
-        {"max_batch": 4},
-        {"threads": 1},
-        {"threads": 3},
+        {"prefill_chunk": 16, "layer_group": 1, "retrieval_streams": 2, "threads": 3},
+        {"prefill_chunk": 192, "retrieval_streams": 3, "max_context": 512, "max_batch": 4}
+        | {"threads": 1},
+        # One by one, to tell which.
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (
+                {"prefill_chunk": 16},
+                {"prefill_chunk": 192},
+                {"layer_group": 1},
+                {"retrieval_streams": 2},
+                {"retrieval_streams": 3},
+                {"max_context": 512},
+                {"max_batch": 4},
+                {"threads": 1},
+                {"threads": 3},
+            )
+        ),
     ],
     ids=str,
 )
