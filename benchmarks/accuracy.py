@@ -224,7 +224,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         quick = {"contexts": [512], "items": 12, "tasks": ["passage"], "methods": METHODS[:2]}
-        vars(options).update(quick)
+        # What was asked for stays.
+        for name, value in quick.items():
+            if getattr(options, name) == parser.get_default(name):
+                setattr(options, name, value)
     try:
         for budget in options.budgets:
             Budget(budget)

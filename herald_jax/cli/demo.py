@@ -46,7 +46,7 @@ CROSSING_NOTE = (
 CPU_NOTE = (
     "The device is the CPU here: both streams share its cores, so retrieval and its second pass "
     "are not hidden and tokens/s tells little. This demo shows memory and answers; "
-    "docs/overlap.md measures speed on a GPU."
+    "docs/gpu.md measures speed on a GPU."
 )
 
 
