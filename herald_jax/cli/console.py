@@ -59,7 +59,7 @@ def tables() -> Console:
     """
     if sys.stdout is None:
         raise OutputClosed
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
 
 
 def note(text: str) -> None:

@@ -221,7 +221,9 @@ def _print(report: dict[str, Any]) -> None:
         title=f"{report['model']}, {report['dtype']}, {report['max_context']} tokens, batch "
         f"{report['max_batch']}, budget {report['budget']}"
     )
-    table.add_column("method")
+    # Names are to be copied.
+    longest = max(len(row["method"]) for row in report["methods"])
+    table.add_column("method", min_width=longest)
     for title in (*COLUMNS, "fits", "largest batch"):
         table.add_column(title, justify="right")
     for row in report["methods"]:
