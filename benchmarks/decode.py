@@ -286,8 +286,6 @@ def _checked(wanted: list[Point]) -> list[Point]:
     Raises:
       ValueError: with one sentence.
     """
-    from herald_jax import EngineConfig
-
     if not wanted:
         raise ValueError(
             "the presets have no such point: give fewer of --models, --methods and --contexts, or "

@@ -36,7 +36,7 @@ class EngineConfig:
         a selector's name.
       budget: selected entries per KV head in the sparse layers.
       candidates_ratio: C / K of selectors that refine on the device; None takes the selector's own.
-      key_index: what selectors that refine on the device scan: "int8" or "int4", an index beside K
+      key_index: what selectors that scan keys alone read: "int8" or "int4", an index beside K
         and V that is a quarter or an eighth of their size in bfloat16, or "none", the keys. Others
         have no index.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.

@@ -20,7 +20,7 @@ class Lookahead:
         KV; otherwise they are the whole block and give merged queries.
       attends_draft: the masks attend the draft, not only the committed blocks.
       merge_step: the step whose merged queries are captured, or None.
-      prepare: called once, when the first programs of step 0 are queued: the device$
+      prepare: called once, when the first programs of step 0 are queued: the device
         does not wait for what it does on the host.
       begin: called once with (representative, drafts, queries) as soon as they are queued.
     """

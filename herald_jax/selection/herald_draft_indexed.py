@@ -31,22 +31,14 @@ class HeraldDraftIndexed(HeraldDraft):
         job: SelectionJob,
     ) -> np.ndarray:
         """See ``LayerSerialSelector.attend``; attention is that over the rows chosen here."""
-        extents, indices = job.extents[layer], job.indices[layer]
-        rows = job.attend_len, job.select_len, job.candidates, indices
         # The representative's own key takes its share of the softmax, as if it stood outside.
         group, dim = q.shape[1] // self_k.shape[1], q.shape[2]
         own = np.einsum("nhd,nhd->nh", q, np.repeat(self_k, group, axis=1)) * dim**-0.5
-        elsewhere = own.astype(np.float32)
-        if job.index is None:
-            status = host_kernels.select(q, extents, *rows, sinks=job.sinks, elsewhere=elsewhere)
-        else:
-            status = host_kernels.select_indexed(
-                q, job.index[layer], *rows, sinks=job.sinks, elsewhere=elsewhere
-            )
+        status = job.scan_keys(layer, q, job.attend_len, own.astype(np.float32))
         out, bad = host_kernels.attend_rows(
             q,
-            extents,
-            indices,
+            job.extents[layer],
+            job.indices[layer],
             np.where(status == 0, job.candidates, 0).astype(np.int32),
             job.select_len,
             job.attend_len,

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-import host_kernels
 from herald_jax.selection.job import SelectionJob
 from herald_jax.selection.selector import MergedQueries, QueryOnceSelector
 
@@ -30,13 +29,5 @@ class HeraldMerged(QueryOnceSelector):
     def choose(self, layer: int, queries: MergedQueries | None, job: SelectionJob) -> None:
         """See ``QueryOnceSelector.choose``; every layer is independent of the others."""
         assert queries is not None, f"{self.name} needs the merged queries"
-        rows = job.select_len, job.select_len, job.candidates, job.indices[layer]
-        sinks, elsewhere = job.sinks, queries.elsewhere
-        if job.index is None:
-            keys = job.extents[layer]
-            status = host_kernels.select(queries.q, keys, *rows, sinks=sinks, elsewhere=elsewhere)
-        else:
-            status = host_kernels.select_indexed(
-                queries.q, job.index[layer], *rows, sinks=sinks, elsewhere=elsewhere
-            )
+        status = job.scan_keys(layer, queries.q, job.select_len, queries.elsewhere)
         np.maximum(job.status, status, out=job.status)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import host_kernels
+
 SINKS = 4
 
 
@@ -56,6 +58,26 @@ class SelectionJob:
     def active(self) -> np.ndarray:
         """bool [N], the slots that select."""
         return self.select_len > 0
+
+    def scan_keys(
+        self, layer: int, q: np.ndarray, attend_len: np.ndarray, elsewhere: np.ndarray | None
+    ) -> np.ndarray:
+        """Selects rows of one layer into ``indices[layer]`` by keys alone, or by their index.
+
+        Args:
+          q: float32 [N, H_q, D]; ``attend_len``: int32 [N], rows that enter the softmax.
+          elsewhere: float32 [N, H_q], log of the mass attended outside the full pool, or None.
+
+        Returns:
+          status int32 [N] of this scan, see ``status``.
+        """
+        rows = attend_len, self.select_len, self.candidates, self.indices[layer]
+        if self.index is None:
+            keys = self.extents[layer]
+            return host_kernels.select(q, keys, *rows, sinks=self.sinks, elsewhere=elsewhere)
+        return host_kernels.select_indexed(
+            q, self.index[layer], *rows, sinks=self.sinks, elsewhere=elsewhere
+        )
 
     def part(self, first: int, last: int) -> SelectionJob:
         """The slots [first, last) as views, so that half-batches can run side by side."""
