@@ -36,7 +36,7 @@ from herald_jax.training.tasks import TASKS, Item, make_item
 SEED = 2_000_003
 RESAMPLES = 2000
 ANSWER_TOKENS = 96
-METHODS = ["herald-draft", "merged-drafted", "herald-merged", "mage", "centre", "window", "random"]
+METHODS = ["herald-draft", "herald-merged", "merged", "mage", "centre", "window", "random"]
 #: Depths (0 the document's beginning, 1 its end) that are also reported apart.
 DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Cell = tuple[str, int]

@@ -10,7 +10,7 @@ import numpy as np
 
 Row = dict[str, Any]
 #: Whose scores are shown by depth.
-FOLLOWED = ("dense", "herald-draft", "merged-drafted")
+FOLLOWED = ("dense", "herald-draft", "herald-merged")
 
 
 def named(row: Row) -> str:

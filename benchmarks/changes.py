@@ -19,7 +19,7 @@ from benchmarks.prompts import prompt_ids
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig, Result
 from herald_jax.training.tasks import TASKS
 
-METHODS = ["herald-draft", "herald-merged", "merged-drafted"]
+METHODS = ["herald-draft", "herald-merged", "merged"]
 
 
 def shares(engine: Engine, prompt: list[int], blocks: int) -> list[float]:

@@ -38,7 +38,7 @@ from benchmarks.shapes import SHAPES, random_stack
 from herald_jax import Budget, EngineConfig
 from herald_jax.cli.options import read_size
 from herald_jax.cli.platform import prepare_platform
-from herald_jax.engine.config import KeyIndex
+from herald_jax.engine.config import KeyIndex, Transfer
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.sizing import Sizing
 from herald_jax.selection import SELECTORS
@@ -59,6 +59,7 @@ def sized(point: Point, options: Any) -> Sizing:
         budget=Budget(point.budget, point.tokens),
         candidates_ratio=point.candidates_ratio,
         key_index=point.key_index,
+        transfer=point.transfer,
         max_batch=1,
         threads=options.threads,
         layer_group=options.layer_group,
@@ -120,6 +121,8 @@ def measure(point: Point, sizing: Sizing, stack: Any, options: Any) -> dict[str,
             "budget": point.budget if point.tokens is None else f"{point.tokens} tokens",
             "candidates_ratio": sizing.candidates_ratio(point.method),
             "key_index": sizing.key_index(point.method),
+            "transfer": point.transfer,
+            "rows_moved_fraction": made.timeline.rows_moved_fraction,
             "exact_layers": sizing.exact_layers(point.method),
             "dtype": options.dtype,
             "device_memory_gb": options.device_bytes and options.device_bytes / 1e9,
@@ -157,10 +160,11 @@ def points(options: Any) -> list[Point]:
         "steps": options.steps,
         "candidates_ratio": options.candidates_ratio,
         "key_index": options.key_index,
+        "transfer": options.transfer,
         "batch": options.batch,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    refining = ("herald-merged", "merged-drafted")
+    refining = [name for name, selector in SELECTORS.items() if selector.own_ratio > 1]
     indexed = [name for name, selector in SELECTORS.items() if selector.indexed]
     made = []
     for point in found:
@@ -169,6 +173,8 @@ def points(options: Any) -> list[Point]:
             own.pop("candidates_ratio", None)
         if point.method not in indexed:
             own.pop("key_index", None)
+        if point.method == "dense":
+            own.pop("transfer", None)
         if options.quick:
             own |= {"model": "tiny", "context": 2048, "batch": 2}
         made.append(dataclasses.replace(point, **own))
@@ -194,6 +200,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5, help="measured blocks")
     parser.add_argument("--candidates-ratio", type=float, help="C / K of methods that refine")
     parser.add_argument("--key-index", choices=get_args(KeyIndex), help="of methods that have one")
+    parser.add_argument("--transfer", choices=get_args(Transfer), help="which selected rows move")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from herald_jax.engine.config import KeyIndex
+from herald_jax.engine.config import KeyIndex, Transfer
 
 MODELS = ("llada2.0-mini", "sdar-8b")
 #: Marks the largest batch that fits both memories.
@@ -29,6 +29,7 @@ class Point:
     tokens: int | None = None
     candidates_ratio: float | None = None
     key_index: KeyIndex = "int8"
+    transfer: Transfer = "full"
 
     @property
     def name(self) -> str:
@@ -36,7 +37,8 @@ class Point:
         parts = [self.model, self.method, f"{self.context // 1024}K", f"b{self.batch or 'max'}"]
         parts += [f"T{self.steps}", f"k{self.tokens}" if self.tokens else f"{self.budget:g}"]
         parts += [] if self.candidates_ratio is None else [f"c{self.candidates_ratio:g}"]
-        return " ".join([*parts, self.key_index])
+        parts += [self.key_index] + ([] if self.transfer == "full" else [self.transfer])
+        return " ".join(parts)
 
 
 def _both(model: str, context: int, methods: tuple[str, ...], **changes: object) -> list[Point]:
@@ -49,7 +51,7 @@ def headline() -> list[Point]:
         point
         for context in (32768, 65536, 16384)
         for model in MODELS
-        for point in _both(model, context, ("dense", "herald-merged", "merged-drafted"))
+        for point in _both(model, context, ("dense", "herald-merged", "merged"))
     ]
 
 

@@ -12,13 +12,15 @@ from flax import nnx
 
 from benchmarks import estimators
 from benchmarks.trajectories import Cache, Network, Trajectory
+from herald_jax.diffusion.draft import mask_places
 from herald_jax.kv.budget import Budget
 from herald_jax.models.attention import pack, unpack
+from herald_jax.selection.herald_merged import HeraldMerged
 
 
 class Drafted(NamedTuple):
-    """Of every layer: ``queries`` [L, B, H_q, D] of the masks, ``keys`` [L, 2B, H, D] of draft and
-    masks."""
+    """Of every layer: ``queries`` [L, A, H_q, D] of the masks, ``keys`` [L, B + A, H, D] of draft
+    and masks."""
 
     queries: jax.Array
     keys: jax.Array
@@ -53,34 +55,51 @@ def pool_rows(
 
 
 def drafted(
-    network: Network, trajectory: Trajectory, number: int, fraction: float | None
+    network: Network,
+    trajectory: Trajectory,
+    number: int,
+    fraction: float | None,
+    spacing: int = HeraldMerged.spacing,
 ) -> Drafted:
-    """A pass over block n's draft and the masks after it, as ``merged-drafted`` runs it.
+    """A pass over block n's draft and masks after it, as ``herald-merged`` runs it.
 
-    Arguments are those of ``pool_rows``.
+    Args:
+      network, trajectory, number, fraction: as of ``pool_rows``.
+      spacing: one in so many of the next block's masks takes part.
     """
     config, now = network.config, trajectory.blocks[number]
     rows = trajectory.cache[0][0].shape[1]
     visible = np.zeros((config.num_layers, config.num_kv_heads, rows), bool)
     visible[..., : now.start] = pool_rows(network, trajectory, number, fraction)
-    masks = np.full(config.block_size, config.mask_token_id, np.int32)
+    block = config.block_size
+    places = np.array(mask_places(block, block // spacing or 1), np.int32)
+    masks = np.full(len(places), config.mask_token_id, np.int32)
     tokens = jnp.asarray(np.concatenate([now.draft, masks]))
+    positions = now.start + jnp.concatenate([jnp.arange(block), block + places])
+    cache, start = trajectory.cache, now.start
     return _pass(
-        network.graph, network.state, trajectory.cache, tokens, now.start, jnp.asarray(visible)
+        network.graph, network.state, cache, tokens, positions, start, jnp.asarray(visible)
     )
 
 
 @partial(jax.jit, static_argnames="graph")
 def _pass(
-    graph: Any, state: Any, cache: Cache, tokens: jax.Array, start: int, visible: jax.Array
+    graph: Any,
+    state: Any,
+    cache: Cache,
+    tokens: jax.Array,
+    positions: jax.Array,
+    start: int,
+    visible: jax.Array,
 ) -> Drafted:
     model = nnx.merge(graph, state)
     block, count = model.config.block_size, tokens.shape[0]
-    positions = (start + jnp.arange(count))[None]
+    positions = positions[None]
     rows = cache[0][0].shape[1]
     # Row r of draft and masks is seen by block-causal order, rows before them by the pool.
     own = jnp.arange(rows) - start
-    later = (own >= 0) & (own[None] // block <= jnp.arange(count)[:, None] // block)
+    later = (own >= 0) & (own < count)
+    later = later & (own[None] // block <= jnp.arange(count)[:, None] // block)
     x, queries, keys = model.embed(tokens[None]), [], []
     for layer, (old_k, old_v), seen in zip(model.layers, cache, visible, strict=True):
         q, k, v = layer.pre(x, positions)

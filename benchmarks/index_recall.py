@@ -2,8 +2,8 @@
 
     python -m benchmarks.index_recall --contexts 2048 7900 --json index.json --plot index.png
 
-Decodes a block of each prompt densely, takes the queries with which ``herald-merged`` and
-``merged-drafted`` select for the next one, and compares what each index finds with what the same
+Decodes a block of each prompt densely, takes the queries with which ``merged`` and
+``herald-merged`` select for the next one, and compares what each index finds with what the same
 queries find in the keys themselves: alone, and after exact scores of C > K candidates, divided by
 the normaliser that the scan of the index found. ``covered`` is what exact normalisers would give:
 the share of the exact choice that is among the candidates.
@@ -28,7 +28,7 @@ from benchmarks.prompts import prompt_ids
 from benchmarks.trajectories import Network, Trajectory, decode
 from herald_jax import Budget, GenerationConfig, checkpoint
 from herald_jax.engine.engine import EMBEDDED
-from herald_jax.selection.merged_drafted import MergedDrafted
+from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.tokenizer import Tokenizer
 from host_kernels import reference
 
@@ -58,13 +58,13 @@ def queries(
     ahead = drafted(network, made, number, fraction)
     for layer in range(config.exact_layers, config.num_layers):
         moved = estimators.advance(now.queries[0][layer], size, config)
-        yield "herald-merged", layer, np.asarray(estimators.merge(moved, now.masked[0]))[0], None
-        parts = min(MergedDrafted.segments, size)
+        yield "merged", layer, np.asarray(estimators.merge(moved, now.masked[0]))[0], None
+        parts = min(HeraldMerged.segments, size)
         merged = np.asarray(estimators.merge_parts(ahead.queries[layer], parts))
         grouped = merged.reshape(parts, heads, -1, dim).swapaxes(0, 1).reshape(heads, -1, dim)
         scores = np.einsum("hqd,rhd->hqr", grouped, np.asarray(ahead.keys[layer])) * dim**-0.5
         outside = np.logaddexp.reduce(scores, axis=-1).astype(np.float32)
-        yield "merged-drafted", layer, grouped.reshape(-1, dim), outside.reshape(-1)
+        yield "herald-merged", layer, grouped.reshape(-1, dim), outside.reshape(-1)
 
 
 def measure(

@@ -16,6 +16,7 @@ from benchmarks.drafted import Drafted, drafted
 from benchmarks.speculated import speculated
 from benchmarks.trajectories import Ahead, Block, Network, Trajectory, look_ahead
 from herald_jax.kv.budget import Budget
+from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.infinigen import partial_importance
 
 #: What block n is while a selector looks ahead, for one query and for all B of them. The last of
@@ -28,14 +29,18 @@ ONE_QUERY: dict[Ahead, str] = {
 ALL_QUERIES: dict[Ahead, str] = {"omitted": "mage-omitted", "drafted": "mage-drafted"}
 #: Numbers of drafted queries in between, evenly spaced (paper Fig. 8 counts what they cost).
 FEW_QUERIES = (2, 4, 8, 16)
-#: Parts of the block whose drafted queries are merged apart; the first is what is also refined.
-PARTS = (4, 1, 2, 8, 32)
+#: Parts of the block whose drafted queries are merged apart, where all its masks run.
+PARTS = (1, 2, 4, 8, 32)
+#: Parts and spacing of ``herald-merged``.
+OWN = (HeraldMerged.segments, HeraldMerged.spacing)
 #: Steps of block n whose queries are merged; "done" is its commit pass, all positions.
 MERGE_STEPS = ("first", "middle", "last", "done")
 #: What is said of a unit: the last axis of ``Units``.
 MEASURES = ("recall", "mass", "share")
 #: MEASURES of [pairs] x [sparse layers, KV heads, budgets, 3].
 Units = dict[str, np.ndarray]
+#: Drafted queries by what they attended, pool or prefix, and the spacing of their masks.
+Over = dict[tuple[str, int], Drafted]
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,12 @@ def measure(network: Network, trajectory: Trajectory, number: int, case: Case, s
         name: look_ahead(network, trajectory, now, ahead, count) for name, ahead, count in asked
     }
     over = {
-        name: drafted(network, trajectory, number, fraction)
-        for name, fraction in (("pool", case.pool), ("prefix", None))
+        (name, spacing): drafted(network, trajectory, number, fraction, spacing)
+        for name, fraction, spacing in (
+            ("pool", case.pool, OWN[1]),
+            ("pool", case.pool, 1),
+            ("prefix", None, OWN[1]),
+        )
     }
     known = speculated(network, trajectory, following)
     layers = []
@@ -143,12 +152,12 @@ class LayerView:
         voters = self.following.masked[step]
         return self.score(self.following.queries[step][self.layer], voters, *self._buffer(step))
 
-    def compare(self, ahead: dict[str, np.ndarray], over: dict[str, Drafted], seed: int) -> Units:
+    def compare(self, ahead: dict[str, np.ndarray], over: Over, seed: int) -> Units:
         """Judges the selections by both oracles, and key indexes by the exact scan.
 
         Args:
           ahead: scores [H, P] of the selectors that ask with [MASK] queries.
-          over: the drafted queries, by what they attended.
+          over: the drafted queries, by what they attended and how far apart their masks stood.
           seed: of the random control.
 
         Returns:
@@ -169,7 +178,7 @@ class LayerView:
             add(estimators.top(values, counts), name)
         attended = self._first_probabilities()
         first: dict[str, np.ndarray] = {}
-        ways = (("merged", self._merged()), ("merged-drafted", self._drafted(over)))
+        ways = (("merged", self._merged()), ("herald-merged", self._drafted(over)))
         for selector, made in ways:
             for values, more in made:
                 first.setdefault(selector, values)
@@ -188,7 +197,7 @@ class LayerView:
         return found | self._indexes(values)
 
     def _merged(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Scores of every merge of block n's queries; what herald-merged does comes first."""
+        """Scores of every merge of block n's queries; what merged does comes first."""
         now, size = self.now, self.config.block_size
         at = {"first": 0, "middle": now.steps // 2, "last": now.steps - 1, "done": now.steps}
         for step in MERGE_STEPS:
@@ -206,20 +215,23 @@ class LayerView:
         more = {"step": "next block", "rotation": False, "mean_of": "queries"}
         yield self.score(own, np.ones(1, bool)), more
 
-    def _drafted(self, over: dict[str, Drafted]) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Scores of the next block's drafted queries; what merged-drafted does comes first."""
+    def _drafted(self, over: Over) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        """Scores of the next block's drafted queries; what herald-merged does comes first."""
         size = self.config.block_size
-        cases = [("pool", parts, True) for parts in PARTS if parts <= size]
-        cases += [("prefix", PARTS[0], True), ("pool", PARTS[0], False)]
-        for attended, parts, outside in cases:
-            queries, local = over[attended].queries[self.layer], over[attended].keys[self.layer]
-            merged = estimators.merge_parts(queries, min(parts, size))
+        cases = [("pool", *OWN, True)]
+        cases += [("pool", parts, 1, True) for parts in PARTS if parts <= size]
+        cases += [("prefix", *OWN, True), ("pool", *OWN, False)]
+        for attended, parts, spacing, outside in cases:
+            made = over[attended, spacing]
+            queries, local = made.queries[self.layer], made.keys[self.layer]
+            merged = estimators.merge_parts(queries, min(parts, len(queries)))
             keys, length = self.keys, self.prefix
             if outside:
                 keys = jax.lax.dynamic_update_slice_in_dim(keys, local, self.prefix, 0)
                 length += len(local)
             values = self.score(merged, np.ones(len(merged), bool), keys, length)
-            yield values, {"parts": parts, "mass_outside": outside, "attended": attended}
+            more = {"parts": parts, "spacing": spacing}
+            yield values, more | {"mass_outside": outside, "attended": attended}
 
     def _candidates(self, scores: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
         """The C best rows bool [K, H, P] for each C / K."""

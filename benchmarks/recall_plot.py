@@ -24,7 +24,7 @@ REFINED: Row = {"refined": True, "candidates_ratio": 2.0}
 #: Who is compared task by task.
 BY_TASK = {
     "mage": {"selector": "mage"},
-    "merged-drafted": {"selector": "merged-drafted", "parts": 4, **DRAFTED},
+    "herald-merged": {"selector": "herald-merged", "parts": 2, "spacing": 2, **DRAFTED},
     "merged": {"selector": "merged", **MERGED},
     "herald-draft": {"selector": "herald-draft"},
     "centre": {"selector": "centre"},
@@ -82,8 +82,8 @@ def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> No
     lines: dict[str, Row] = {name: {"selector": name} for name in CURVES}
     lines |= {"merged": {"selector": "merged", **MERGED}}
     lines |= {"merged, C/K 2, refined": {"selector": "merged", **REFINED}}
-    lines |= {"merged-drafted": BY_TASK["merged-drafted"]}
-    lines |= {"merged-drafted, C/K 2, refined": {"selector": "merged-drafted", **REFINED}}
+    lines |= {"herald-merged, C/K 1": BY_TASK["herald-merged"]}
+    lines |= {"herald-merged, C/K 2, refined": {"selector": "herald-merged", **REFINED}}
     for index, (name, wanted) in enumerate(lines.items()):
         found = find(rows, reference=reference, **wanted)
         style = "--" if name in ("window", "random") else "-"
@@ -136,7 +136,7 @@ def _queries(axis: Any, rows: Sequence[Row]) -> None:
         find(rows, reference="every step", selector=selector)[0]["recall"] for selector in single
     ]
     axis.plot([1, 2, 4, 8, 16, 32], recalls, "-o", markersize=3, label="evenly spaced masks, exact")
-    found = find(rows, reference="every step", selector="merged-drafted", **DRAFTED)
+    found = find(rows, reference="every step", selector="herald-merged", spacing=1, **DRAFTED)
     found.sort(key=lambda row: row["parts"])
     axis.plot(
         [row["parts"] for row in found],
@@ -145,8 +145,9 @@ def _queries(axis: Any, rows: Sequence[Row]) -> None:
         markersize=3,
         label="masks merged by part, over the pool",
     )
-    (refined,) = find(rows, reference="every step", selector="merged-drafted", **REFINED)
-    axis.axhline(refined["recall"], linestyle="--", color="C1", label="4 parts, C/K 2, refined")
+    (refined,) = find(rows, reference="every step", selector="herald-merged", **REFINED)
+    label = "every second mask, 2 parts, C/K 2, refined"
+    axis.axhline(refined["recall"], linestyle="--", color="C1", label=label)
     axis.set_xscale("log", base=2)
     axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
     axis.set_xlabel("queries for the block")
@@ -168,7 +169,7 @@ def _tasks(axis: Any, rows: Sequence[Row], tasks: Sequence[str]) -> None:
 
 def _ratios(axis: Any, rows: Sequence[Row]) -> None:
     """What more candidates are worth, before and after refinement."""
-    for color, selector in enumerate(("merged", "merged-drafted")):
+    for color, selector in enumerate(("merged", "herald-merged")):
         plain = find(rows, reference="every step", **BY_TASK[selector])
         for refined, style in ((False, "--"), (True, "-")):
             found = find(rows, selector=selector, reference="every step", refined=refined)

@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 
 from herald_jax import Budget, Engine, EngineConfig
-from herald_jax.models.attention import attend_blocks
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.decoder import Decoder
 
@@ -58,31 +57,41 @@ def make_model(config: ModelConfig, seed: int) -> Decoder:
 
 
 @functools.cache
-def _pass_program(config: ModelConfig) -> Callable[[np.ndarray], list[tuple[jax.Array, ...]]]:
+def _pass_program(config: ModelConfig) -> Callable[..., list[tuple[jax.Array, ...]]]:
     graph, state = nnx.split(tiny_model(config))
 
-    def plain_pass(state, tokens):
-        model, places = nnx.merge(graph, state), jnp.arange(tokens.shape[1])[None]
+    def plain_pass(state, tokens, places):
+        model = nnx.merge(graph, state)
         x, found = model.embed(tokens), []
+        blocks = places[0] // config.block_size
+        seen = blocks[:, None] >= blocks
         for layer in model.layers:
             q, k, v = layer.pre(x, places)
             found.append((q[0], k[0], v[0]))
-            x = layer.post(x, attend_blocks(q, k, v, places, config.block_size))
+            grouped = q[0].reshape(q.shape[1], k.shape[2], -1, k.shape[3])
+            scores = jnp.einsum("shgd,rhd->shgr", grouped, k[0]) * k.shape[3] ** -0.5
+            weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf))
+            x = layer.post(x, jnp.einsum("shgr,rhd->shgd", weights, v[0]).reshape(q.shape))
         return found
 
     return functools.partial(jax.jit(plain_pass), state)
 
 
-def plain_pass(tokens: list[int], config: ModelConfig = TINY) -> list[tuple[np.ndarray, ...]]:
+def plain_pass(
+    tokens: list[int], config: ModelConfig = TINY, places: list[int] | None = None
+) -> list[tuple[np.ndarray, ...]]:
     """q [S, H_q, D], k and v [S, H_kv, D] of every layer, from tokens alone in one full pass.
 
-    Padding keeps it to one compiled shape; it makes later blocks, which nothing here attends.
+    ``places`` are their positions, one after the other unless given. Padding keeps it to one
+    compiled shape; it stands in later blocks, which nothing here attends.
     """
-    padded = np.zeros((1, -(-len(tokens) // 192) * 192), np.int32)
-    padded[0, : len(tokens)] = tokens
+    padded = np.zeros((2, 1, -(-len(tokens) // 192) * 192), np.int32)
+    padded[1] = 1 << 16
+    padded[0, 0, : len(tokens)] = tokens
+    padded[1, 0, : len(tokens)] = range(len(tokens)) if places is None else places
     return [
         tuple(np.asarray(part)[: len(tokens)] for part in layer)
-        for layer in _pass_program(config)(padded)
+        for layer in _pass_program(config)(*padded)
     ]
 
 

@@ -10,7 +10,7 @@ from benchmarks.decode import _of_ceilings, points
 from benchmarks.decode_ceilings import designs
 from benchmarks.environment import write
 
-NOTHING = dict.fromkeys(("steps", "candidates_ratio", "key_index", "batch"))
+NOTHING = dict.fromkeys(("steps", "candidates_ratio", "key_index", "transfer", "batch"))
 ALL = {"quick": False, "models": [], "methods": [], "contexts": []}
 
 

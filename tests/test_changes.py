@@ -20,7 +20,7 @@ from herald_jax.kv.pool_transfer import FullTransfer
 
 BLOCK, ROWS, HEADS, DIM = 4, 64, 2, 16
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
-METHODS = ["herald-draft", "merged-drafted", "random"]
+METHODS = ["herald-draft", "herald-merged", "random"]
 
 
 def shape_of(slots: int, selected: int, candidates: int, layers: int = 3) -> CacheShape:

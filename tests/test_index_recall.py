@@ -115,7 +115,7 @@ def measured():
     prompt = prompt_ids(Tokenizer.from_directory(EMBEDDED, config), "passage", 2048, 0)
     made = decode(network, prompt, GenerationConfig(), 1)
     found = index_recall.measure(network, made, [0.05], [1.0, 2.0])
-    assert {selector for selector, _ in found} == {"herald-merged", "merged-drafted"}
+    assert {selector for selector, _ in found} == {"merged", "herald-merged"}
     rows = list(index_recall.rows_of(found, [0.05], [1.0, 2.0], config.head_dim))
     assert {row["n"] for row in rows if row["layer"] == "all"} == {5 * config.num_kv_heads}
     return {
@@ -125,7 +125,7 @@ def measured():
     }
 
 
-@pytest.mark.parametrize("selector", ["herald-merged", "merged-drafted"])
+@pytest.mark.parametrize("selector", ["merged", "herald-merged"])
 def test_the_int8_index_finds_the_exact_choice_on_real_keys(measured, selector):
     """Nearly all of it alone, all of it among twice the candidates."""
     alone, twice = (measured[selector, "int8 token", ratio] for ratio in (1.0, 2.0))
@@ -136,14 +136,13 @@ def test_the_int8_index_finds_the_exact_choice_on_real_keys(measured, selector):
     assert twice["mass"] >= 0.9999
 
 
-@pytest.mark.parametrize("selector", ["herald-merged", "merged-drafted"])
+@pytest.mark.parametrize("selector", ["merged", "herald-merged"])
 def test_the_int4_index_finds_nearly_all_among_twice_the_candidates(measured, selector):
-    """It loses more alone than int8, less than without the rotation."""
+    """It loses more alone than int8."""
     alone, twice = (measured[selector, "int4 rotated", ratio] for ratio in (1.0, 2.0))
-    plain = measured[selector, "int4 token", 1.0]
     whole = measured[selector, "int8 token", 1.0]
-    assert plain["recall"] < alone["recall"] < whole["recall"]
-    assert alone["key_bytes"] == plain["key_bytes"] < whole["key_bytes"]
+    assert alone["recall"] < whole["recall"]
+    assert alone["key_bytes"] < whole["key_bytes"]
     assert twice["covered"] >= 0.99
     assert twice["mass"] >= 0.999
 

@@ -14,7 +14,7 @@ from herald_jax.cli import main
 from herald_jax.engine.request import Request
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.kv.rows import store_rows
-from herald_jax.selection import SELECTORS, HeraldMerged
+from herald_jax.selection import SELECTORS, Merged
 from host_kernels import reference
 
 BLOCK, HEADS, DIM = TINY.block_size, TINY.num_kv_heads, TINY.head_dim
@@ -83,7 +83,7 @@ def test_every_write_brings_the_index_along(data, bfloat, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["herald-merged", "merged-drafted"])
+@pytest.mark.parametrize("method", ["merged", "herald-merged"])
 def test_committed_rows_are_indexed_through_blocks_retirement_and_reuse(method, kind):
     """Prompts around chunk and tile edges; slots retired and refilled in others' old memory."""
     session = start(method, (112, 90), key_index=kind)
@@ -109,14 +109,14 @@ def test_committed_rows_are_indexed_through_blocks_retirement_and_reuse(method, 
 def test_the_scan_reads_the_index_unless_told_not_to(method, monkeypatch):
     """And chooses what the definition says, whichever it reads."""
     calls = {"select": 0, "select_indexed": 0}
-    choose = HeraldMerged.choose
+    choose = Merged.choose
 
     def checked(self, layer, queries, job):
         choose(self, layer, queries, job)
         wanted = choose_by_definition(job, layer, queries.q, queries.elsewhere)
         np.testing.assert_array_equal(job.indices[layer], wanted)
 
-    monkeypatch.setattr(HeraldMerged, "choose", checked)
+    monkeypatch.setattr(Merged, "choose", checked)
     for name in calls:
         original = getattr(host_kernels, name)
 

@@ -22,7 +22,6 @@ from host_kernels import reference
 
 BLOCK = TINY.block_size
 MERGED = [name for name, made in SELECTORS.items() if made.refines]
-RATIOS = {"herald-merged": 2, "merged-drafted": 2}
 
 
 def plain_layer(layers, x, positions, keys, values, lengths):
@@ -92,13 +91,12 @@ def test_merged_queries_and_their_choice(method, blocks, monkeypatch):
         q = np.asarray(q)
         want = np.stack([q[n][voters[n]].astype(np.float64).mean(0) for n in range(2)])
         want = rotated(want, BLOCK) if method != "merged-unrotated" else want
-        got, elsewhere = seen["queries"][index]
+        got, elsewhere = seen["queries"][index].result()
         assert elsewhere is None
         got = np.asarray(got)
         np.testing.assert_allclose(got, want, atol=1e-4)
         np.testing.assert_array_equal(job.indices[index], choose_by_definition(job, index, got))
-    ratio = RATIOS.get(method, 1)
-    np.testing.assert_array_equal(job.candidates, np.minimum(job.select_len, ratio * job.budget))
+    np.testing.assert_array_equal(job.candidates, np.minimum(job.select_len, job.budget))
     session.close()
 
 
@@ -119,7 +117,7 @@ def test_variants_choose_differently_at_a_small_budget():
     rows = {name: job.indices[..., : job.budget[0]] for name, job in chosen.items()}
     assert not np.array_equal(rows["merged"], rows["merged-unrotated"])
     assert not np.array_equal(rows["merged"], rows["merged-late"])
-    assert chosen["herald-merged"].candidates[0] == 2 * chosen["merged"].candidates[0]
+    assert chosen["herald-merged"].candidates[0] == 1.5 * chosen["merged"].candidates[0]
 
 
 @pytest.mark.parametrize("sinks", [0, 3])
@@ -167,16 +165,15 @@ def test_refinement_keeps_what_the_blocks_own_masks_attend_most(sinks):
 # -- C / K ----------------------------------------------------------------------------------------
 
 
-def test_a_ratio_makes_one_variant_of_another():
+@pytest.mark.parametrize(("method", "own", "other"), [("merged", 1, 2), ("herald-merged", 1.5, 1)])
+def test_a_ratio_is_the_methods_own_unless_given(method, own, other):
     given = prompts((150, 33, 90, 7))
-    pairs = [("merged", None), ("merged", 2), ("herald-merged", None), ("herald-merged", 1)]
     made = {
-        (name, ratio): answers(engine(name, 0.25, max_batch=2, candidates_ratio=ratio), given, RULE)
-        for name, ratio in pairs
+        ratio: answers(engine(method, 0.25, max_batch=2, candidates_ratio=ratio), given, RULE)
+        for ratio in (None, own, other)
     }
-    assert made["merged", None] == made["herald-merged", 1]
-    assert made["merged", 2] == made["herald-merged", None]
-    assert made["merged", None] != made["merged", 2]
+    assert made[None] == made[own]
+    assert made[None] != made[other]
 
 
 @pytest.mark.parametrize(

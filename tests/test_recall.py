@@ -17,7 +17,7 @@ from benchmarks.drafted import drafted
 from benchmarks.speculated import speculated
 from benchmarks.trajectories import Network, decode, look_ahead
 from herald_jax import GenerationConfig
-from herald_jax.selection import HeraldDraft, HeraldMerged, MergedDrafted
+from herald_jax.selection import HeraldDraft, HeraldMerged, Merged
 from host_kernels import reference
 
 BLOCK, HEADS, GROUP = TINY.block_size, TINY.num_kv_heads, TINY.group_size
@@ -214,7 +214,7 @@ def test_the_drafts_representative_equals_the_engines(network, trajectory, captu
 
 
 def test_the_merged_query_equals_the_engines(network, trajectory, captured):
-    seen = captured("herald-merged", HeraldMerged, "choose", prompts([90])[0])
+    seen = captured("merged", Merged, "choose", prompts([90])[0])
     blocks = {block.start: block for block in trajectory.blocks}
     assert len(seen) >= 2 * len(SPARSE)
     for layer, start, (q, elsewhere), _, _ in seen:
@@ -226,9 +226,9 @@ def test_the_merged_query_equals_the_engines(network, trajectory, captured):
 
 def test_drafted_queries_and_their_mass_equal_the_engines(network, trajectory, captured):
     """Scored offline as the native kernel is told to score: queries by part, mass outside."""
-    seen = captured("merged-drafted", HeraldMerged, "choose", prompts([90])[0])
+    seen = captured("herald-merged", HeraldMerged, "choose", prompts([90])[0])
     numbers = {block.start: number for number, block in enumerate(trajectory.blocks)}
-    parts = min(MergedDrafted.segments, BLOCK)
+    parts = min(HeraldMerged.segments, BLOCK // HeraldMerged.spacing)
     assert len(seen) >= 2 * len(SPARSE)
     for layer, start, (q, elsewhere), extent, _ in seen:
         made = drafted(network, trajectory, numbers[start], None)

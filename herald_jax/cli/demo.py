@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from herald_jax.engine.request import Result
 
 #: Report key -> method.
-METHODS = {"dense": "dense", "herald": "herald-draft", "drafted": "merged-drafted"}
+METHODS = {"dense": "dense", "herald": "herald-draft", "drafted": "herald-merged"}
 #: Tokens of prompt and answer together, at most; the last as long as the model was made for.
 SHORT_TOKENS, CROSSING_TOKENS, LONG_TOKENS = 2048, 1024, 8192
 QUESTIONS = 6
@@ -40,8 +40,8 @@ BLOCKS_NOTE = "Blocks: how many blocks of 32 positions an answer goes over."
 CROSSING_NOTE = (
     "The rows for the first block of an answer are chosen by that block's own masks, those for a "
     "later block beforehand: with herald-draft by one mask at its centre, which is enough for a "
-    "few digits or words and often not for the long answers above; with merged-drafted by all of "
-    "its masks. docs/accuracy.md has both over many questions."
+    "few digits or words and often not for the long answers above; with herald-merged by every "
+    "second of its masks. docs/accuracy.md has both over many questions."
 )
 CPU_NOTE = (
     "The device is the CPU here: both streams share its cores, so retrieval and its second pass "

@@ -26,6 +26,15 @@ def draft(tokens: jax.Array, masked: jax.Array, argmax: jax.Array) -> jax.Array:
     return jnp.where(masked, argmax, tokens)
 
 
+def mask_places(block_size: int, count: int) -> tuple[int, ...]:
+    """Where ``count`` masks stand in a block of B positions, evenly: one at its centre, B at each.
+
+    Args:
+      block_size: B; ``count``: 1 to B.
+    """
+    return tuple((2 * i + 1) * block_size // (2 * count) for i in range(count))
+
+
 def representative_position(start: Place, block_size: int) -> Place:
     """The centre of the next block, where the representative query stands (paper IV-A2).
 

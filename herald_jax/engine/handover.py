@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
+
 import jax
 
+from herald_jax.diffusion.draft import mask_places
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.lookahead import Lookahead
@@ -29,7 +33,7 @@ class Handover:
 
         With ``idle`` it wants as much of a batch without requests, and selects nothing.
         """
-        selector = self.retrieval.selector
+        selector, block = self.retrieval.selector, self.batch.shape.block_size
         if not idle and not self.batch.continues():
             return None
         job: SelectionJob
@@ -45,7 +49,7 @@ class Handover:
         def begin(
             representative: jax.Array | None,
             drafts: list[jax.Array] | None,
-            queries: list[Queries] | None,
+            queries: Sequence[Future[Queries]] | None,
         ) -> None:
             rows = []
             if drafts is not None and selector.attends_draft:
@@ -57,10 +61,11 @@ class Handover:
             self.retrieval.begin(job, rows, representative=representative, queries=queries)
 
         if isinstance(selector, LayerSerialSelector):
-            return Lookahead(1, True, selector.attends_draft, None, prepare, begin)
+            centre = mask_places(block, 1)
+            return Lookahead(centre, True, selector.attends_draft, None, prepare, begin)
         assert isinstance(selector, QueryOnceSelector)
-        masks = self.batch.shape.block_size if selector.drafted else 0
-        return Lookahead(masks, False, selector.drafted, selector.merge_step, prepare, begin)
+        places = mask_places(block, block // selector.spacing or 1) if selector.drafted else ()
+        return Lookahead(places, False, selector.drafted, selector.merge_step, prepare, begin)
 
     def boundary(self) -> dict[int, str]:
         """Joins the retrieval and swaps pools; the wait is the block-boundary stall.

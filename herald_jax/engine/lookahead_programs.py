@@ -18,15 +18,10 @@ class LookaheadPrograms(StepPrograms):
 
     Attributes:
       segments: S, the parts of the next block whose drafted queries are merged apart; fewer where
-        the block cannot be cut into so many equal ones.
+        its masks cannot be cut into so many equal ones.
     """
 
     segments: int = 1
-
-    @property
-    def parts(self) -> int:
-        """The most equal parts of a block, at most ``segments``."""
-        return max(n for n in range(1, self.segments + 1) if self.block % n == 0)
 
     def exact_pair(
         self,
@@ -94,7 +89,7 @@ class LookaheadPrograms(StepPrograms):
     def pool_ahead(
         self, layers: Any, buffers: Any, x: jax.Array, positions: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, list[Buffer], list[Queries]]:
-        """Step 1 through sparse layers with the next block's B masks: x [N, 3B, hidden].
+        """Step 1 through sparse layers with A of the next block's masks: x [N, 2B + A, hidden].
 
         The masks attend the draft, all rows of the pool and one another.
 
@@ -120,10 +115,11 @@ class LookaheadPrograms(StepPrograms):
         return x, result, merged
 
     def _parts(self, q: jax.Array, local: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries [N, B, H_q, D] merged by part, and the log of their mass on local keys."""
-        n, b, heads, dim = q.shape
-        kv_heads, parts = local.shape[2], self.parts
-        mean = q.astype(jnp.float32).reshape(n, parts, b // parts, heads, dim).mean(2)
+        """Queries [N, A, H_q, D] merged by part, and the log of their mass on local keys."""
+        n, count, heads, dim = q.shape
+        kv_heads = local.shape[2]
+        parts = max(s for s in range(1, self.segments + 1) if count % s == 0)
+        mean = q.astype(jnp.float32).reshape(n, parts, count // parts, heads, dim).mean(2)
         grouped = mean.reshape(n, parts, kv_heads, -1, dim).swapaxes(1, 2)
         scores = jnp.einsum(
             "nhsgd,nrhd->nhsgr",

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from herald_jax.diffusion.draft import draft, representative_position
+from herald_jax.diffusion.draft import draft
 from herald_jax.engine.block_selection import BlockSelection
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.lookahead import Lookahead
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
+from herald_jax.engine.promise import Promises, kept
 from herald_jax.engine.stack import LayerGroup, LayerStack
 from herald_jax.engine.step_programs import BlockState, Decision, Decoding, Queries
 from herald_jax.engine.timeline import Timeline
@@ -118,7 +119,7 @@ class MainStream:
             lengths = rows if step == 0 else kept
             with self.timeline.span("main", "queue"):
                 ahead = lookahead if lookahead and lookahead.begin_step == step else None
-                if ahead is not None and ahead.masks:
+                if ahead is not None and ahead.places:
                     decision = self._pair_step(state, argmax, decoding, lengths, ahead)
                 else:
                     prepare = lookahead.prepare if lookahead and step == 0 else None
@@ -197,7 +198,7 @@ class MainStream:
         decision = self._decide(x, state, decoding, step)
         if ahead is not None:
             start_fetch(jax.tree.leaves(queries))
-            ahead.begin(None, None, queries)
+            ahead.begin(None, None, None if queries is None else kept(queries))
         return decision
 
     def _pool(self, x: jax.Array, state: BlockState, lengths: jax.Array) -> jax.Array:
@@ -243,7 +244,7 @@ class MainStream:
         lookahead: Lookahead,
     ) -> Decision:
         mask_id, b = self.programs.config.mask_token_id, self.block
-        tokens, positions = _pair_inputs(state, argmax, mask_id, lookahead.representative)
+        tokens, positions = _pair_inputs(state, argmax, mask_id, lookahead.places)
         x = self.stack.embed(tokens)
         row = state.positions[:, -1] + 1 if lookahead.attends_draft else state.start
         for group in self.exact_groups:
@@ -256,26 +257,41 @@ class MainStream:
         if lookahead.representative:
             representative, x = _columns(x, 2 * b, 2 * b + 1), _columns(x, 0, 2 * b)
             pair = _columns(positions, 0, 2 * b)
-            x, drafts = self._through_pool(self.programs.pool_pair, x, pair, lengths)
-            lookahead.begin(representative, [fetched(rows) for rows in drafts], None)
+            drafts: list[jax.Array] = []
+            x = self._through_pool(
+                self.programs.pool_pair,
+                *(x, pair, lengths),
+                lambda _, rows: drafts.append(fetched(rows)),
+            )
+            lookahead.begin(representative, drafts, None)
         else:
-            x, layers = self._through_pool(self.programs.pool_ahead, x, positions, lengths)
-            queries = [merged for group in layers for merged in group]
-            start_fetch(jax.tree.leaves(queries))
-            lookahead.begin(None, None, queries)
+            with Promises[Queries](self.cache.shape.sparse_layers) as promised:
+
+                def hand_over(part: slice, queries: list[Queries]) -> None:
+                    start_fetch(jax.tree.leaves(queries))
+                    promised.keep(part, queries)
+
+                # The first layers are scanned while the last ones are still to run.
+                lookahead.begin(None, None, promised.made)
+                x = self._through_pool(self.programs.pool_ahead, x, positions, lengths, hand_over)
         return self._decide(_columns(x, 0, b), state, decoding, 1)
 
     def _through_pool(
-        self, body: Callable[..., Any], x: jax.Array, positions: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, list[Any]]:
-        """Sparse layers with a program that returns x, buffers and something for each group."""
-        made = []
+        self,
+        body: Callable[..., Any],
+        x: jax.Array,
+        positions: jax.Array,
+        lengths: jax.Array,
+        tell: Callable[[slice, Any], None],
+    ) -> jax.Array:
+        """Sparse layers with a program that returns x, buffers and more; ``tell`` gets the more of
+        every group as soon as it is queued, with which layers of the pool they are."""
         for group, part in self._pool_parts():
             program = self.stack.on_layers(body, group, donate=[0])
             x, self.cache.pool[part], more = program(self.cache.pool[part], x, positions, lengths)
-            made.append(more)
+            tell(part, more)
             self._pace(x)
-        return x, made
+        return x
 
     def _pool_parts(self) -> list[tuple[LayerGroup, slice]]:
         exact = self.cache.shape.exact_layers
@@ -289,16 +305,11 @@ def _columns(x: jax.Array, first: int, last: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _pair_inputs(
-    state: BlockState, argmax: jax.Array, mask_id: int, representative: bool
+    state: BlockState, argmax: jax.Array, mask_id: int, places: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Tokens and positions [N, 2B + A]: denoising group, draft group, next block's masks.
-
-    A is 1, at the centre, for the representative and B otherwise.
-    """
+    """Tokens and positions [N, 2B + A]: denoising group, draft group, next block's masks."""
     block, positions = argmax.shape[1], state.positions
     drafted = draft(state.tokens, state.masked, argmax)
-    following = positions + block
-    if representative:
-        following = representative_position(state.start, block)[:, None]
+    following = (state.start + block)[:, None] + jnp.array(places, jnp.int32)
     tokens = jnp.concatenate([state.tokens, drafted, jnp.full_like(following, mask_id)], axis=1)
     return tokens, jnp.concatenate([positions, positions, following], axis=1)

@@ -28,7 +28,7 @@ class Retrieval:
     rows: list[BlockRows]
     representative: jax.Array | None
     positions: np.ndarray
-    queries: Sequence[Queries] | None
+    queries: Sequence[Future[Queries]] | None
     stored: list[Future[None]]
     sent: list[Any]
     waiting: list[int]

@@ -22,6 +22,7 @@ import numpy as np
 from herald_jax.diffusion.draft import representative_position
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.errors import EngineError, WaitTimeout
+from herald_jax.engine.promise import await_promise
 from herald_jax.engine.retrieval import Retrieval
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import Queries
@@ -96,7 +97,7 @@ class RetrievalStream:
         rows: list[BlockRows],
         *,
         representative: jax.Array | None = None,
-        queries: Sequence[Queries] | None = None,
+        queries: Sequence[Future[Queries]] | None = None,
     ) -> None:
         """Starts a retrieval; returns at once.
 
@@ -104,7 +105,8 @@ class RetrievalStream:
           job: what may be selected for each slot.
           rows: further blocks to write to the full pool first, in order.
           representative: [N, 1, hidden] at the first sparse layer (layer-serial selectors).
-          queries: per sparse layer what ``MergedQueries`` holds (query-once selectors that ask).
+          queries: per sparse layer what ``MergedQueries`` holds, or will once it is queued
+            (query-once selectors that ask).
         """
         layers = self.shape.sparse_layers
         block = self.shape.block_size
@@ -250,7 +252,8 @@ class RetrievalStream:
                 with self.timeline.span(name, "scan"):
                     merged = None
                     if queries is not None:
-                        q, elsewhere = queries[layer]
+                        promised = f"the queries of sparse layer {layer}"
+                        q, elsewhere = await_promise(queries[layer], self.timeout, promised)
                         outside = None if elsewhere is None else np.asarray(elsewhere)[first:last]
                         merged = MergedQueries(np.asarray(q)[first:last], outside)
                     if part.active.any():

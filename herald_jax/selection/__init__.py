@@ -12,7 +12,6 @@ from herald_jax.selection.mage import Mage
 from herald_jax.selection.mage_offload import MageOffload
 from herald_jax.selection.mage_offload_cpu import MageOffloadCpu
 from herald_jax.selection.merged import Merged
-from herald_jax.selection.merged_drafted import MergedDrafted
 from herald_jax.selection.merged_late import MergedLate
 from herald_jax.selection.merged_unrotated import MergedUnrotated
 from herald_jax.selection.oracle import Oracle
@@ -34,7 +33,6 @@ SELECTORS: dict[str, type[Selector]] = {
         HeraldDraft,
         HeraldDraftIndexed,
         HeraldMerged,
-        MergedDrafted,
         Merged,
         MergedUnrotated,
         MergedLate,

@@ -1,33 +1,25 @@
-"""herald-merged: one query merged from the current block, keys only, refined on the device."""
+"""herald-merged: the next block's own masked queries, over the draft, merged part by part."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from herald_jax.selection.job import SelectionJob
-from herald_jax.selection.selector import MergedQueries, QueryOnceSelector
+from herald_jax.selection.merged import Merged
 
 
-class HeraldMerged(QueryOnceSelector):
-    """Mean of the masked positions' post-RoPE queries at step 0, rotated one block on.
+class HeraldMerged(Merged):
+    """What the next block asks depends on what this one says, so the draft is read first.
 
-    The scan reads the key index, or the keys where none is kept: what rounding misplaces among C
-    candidates, the refinement puts right.
-
-    The variants differ from it in class attributes only.
+    Beside step 1, every second [MASK] token of the next block attends the draft and the active
+    pool on the device. Their queries are merged over S parts of the block, and each knows how much
+    of its mass lies on the draft and the masks themselves. All layers are then scanned
+    independently, keys only, and the device keeps the best of C > K candidates.
     """
 
     name: ClassVar[str] = "herald-merged"
-    summary: ClassVar[str] = "merged step-0 query, keys-only CPU scan, refinement on the device"
-    merge_step: ClassVar[Literal[0, 1] | None] = 0
-    refines: ClassVar[bool] = True
-    indexed: ClassVar[bool] = True
-    own_ratio: ClassVar[float] = 2.0
-
-    def choose(self, layer: int, queries: MergedQueries | None, job: SelectionJob) -> None:
-        """See ``QueryOnceSelector.choose``; every layer is independent of the others."""
-        assert queries is not None, f"{self.name} needs the merged queries"
-        status = job.scan_keys(layer, queries.q, job.select_len, queries.elsewhere)
-        np.maximum(job.status, status, out=job.status)
+    summary: ClassVar[str] = "next block's merged masks over draft and pool, keys-only scan"
+    merge_step: ClassVar[Literal[0, 1] | None] = 1
+    own_ratio: ClassVar[float] = 1.5
+    drafted: ClassVar[bool] = True
+    spacing: ClassVar[int] = 2
+    segments: ClassVar[int] = 2

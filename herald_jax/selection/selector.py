@@ -117,6 +117,7 @@ class QueryOnceSelector(Selector):
       rotates: merged queries are rotated by B positions, to where the next block is.
       drafted: the queries are those of the next block's own [MASK] tokens instead, from a pass
         over the draft and the active pool beside step 1.
+      spacing: of those [MASK] tokens one in so many runs (with ``drafted``).
       segments: S, the parts of the block that are merged apart (with ``drafted``).
     """
 
@@ -124,6 +125,7 @@ class QueryOnceSelector(Selector):
     merge_step: ClassVar[Literal[0, 1] | None] = None
     rotates: ClassVar[bool] = True
     drafted: ClassVar[bool] = False
+    spacing: ClassVar[int] = 1
     segments: ClassVar[int] = 1
 
     @abc.abstractmethod

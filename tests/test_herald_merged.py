@@ -1,4 +1,4 @@
-"""merged-drafted: the next block's masked queries, against a plain pass over tokens alone."""
+"""herald-merged: the next block's masked queries, against a plain pass over tokens alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from precision import product_precisions
 from sessions import RULE, advance, choose_by_definition, start
 
 from herald_jax import Budget, Engine, EngineConfig
+from herald_jax.diffusion.draft import mask_places
 from herald_jax.engine import main_stream
 from herald_jax.engine.lookahead_programs import LookaheadPrograms
 from herald_jax.selection import SELECTORS
 
 BLOCK, HEADS = TINY.block_size, TINY.num_kv_heads
-PARTS = min(SELECTORS["merged-drafted"].segments, BLOCK)
+OWN = SELECTORS["herald-merged"]
+PLACES = mask_places(BLOCK, BLOCK // OWN.spacing)
+PARTS, MASKS = OWN.segments, len(PLACES)
 
 
 def observed(monkeypatch, budget, blocks):
@@ -31,7 +34,7 @@ def observed(monkeypatch, budget, blocks):
         return made
 
     monkeypatch.setattr(main_stream, "_pair_inputs", watch_pair)
-    session = start("merged-drafted", budget=budget)
+    session = start("herald-merged", budget=budget)
     begin = session.retrieval.begin
 
     def watch_begin(job, rows, **rest):
@@ -46,7 +49,7 @@ def observed(monkeypatch, budget, blocks):
 
 @pytest.mark.parametrize("blocks", [3])
 def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
-    """At a budget of 1 the pool holds the whole prefix: committed tokens, draft, B masks."""
+    """At a budget of 1 the pool holds the whole prefix: committed tokens, draft, half of the masks."""
     session, seen = observed(monkeypatch, 1.0, blocks)
     exact = session.shape.exact_layers
     for n, slot in session.batch.active():
@@ -54,16 +57,16 @@ def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
         assert begun == seen["job"].start[n]
         text = [*slot.request.prompt_ids.tolist(), *slot.generated][:begun]
         drafted, masks = seen["tokens"][n, BLOCK : 2 * BLOCK], seen["tokens"][n, 2 * BLOCK :]
-        assert list(masks) == [TINY.mask_token_id] * BLOCK
-        assert list(seen["positions"][n, 2 * BLOCK :]) == list(
-            range(slot.start, slot.start + BLOCK)
-        )
-        layers = plain_pass([*text, *drafted.tolist(), *masks.tolist()])
+        assert list(masks) == [TINY.mask_token_id] * MASKS
+        places = seen["positions"][n, 2 * BLOCK :]
+        assert list(places) == [slot.start + place for place in PLACES]
+        tokens = [*text, *drafted.tolist(), *masks.tolist()]
+        layers = plain_pass(tokens, places=[*range(slot.start), *places.tolist()])
         for index, (q, k, _) in enumerate(layers[exact:]):
-            got, mass = (np.asarray(part)[n] for part in seen["queries"][index])
-            merged = q[-BLOCK:].reshape(PARTS, BLOCK // PARTS, *q.shape[1:]).mean(1)
+            got, mass = (np.asarray(part)[n] for part in seen["queries"][index].result())
+            merged = q[-MASKS:].reshape(PARTS, MASKS // PARTS, *q.shape[1:]).mean(1)
             merged = merged.reshape(PARTS, HEADS, -1, TINY.head_dim)
-            local = k[-2 * BLOCK :]
+            local = k[-BLOCK - MASKS :]
             place = 0
             for head in range(HEADS):
                 for part in range(PARTS):
@@ -98,8 +101,8 @@ def test_the_choice_weighs_every_query_by_its_mass(monkeypatch, blocks):
     job = seen["job"]
     assert (job.candidates < job.select_len).any(), "this budget selects everything"
     differs = False
-    for index, (q, mass) in enumerate(seen["queries"]):
-        q, mass = np.asarray(q), np.asarray(mass)
+    for index, promised in enumerate(seen["queries"]):
+        q, mass = map(np.asarray, promised.result())
         wanted = choose_by_definition(job, index, q, mass)
         without = choose_by_definition(job, index, q)
         np.testing.assert_array_equal(job.indices[index], wanted)
@@ -109,18 +112,18 @@ def test_the_choice_weighs_every_query_by_its_mass(monkeypatch, blocks):
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(6, marks=pytest.mark.slow)])
-def test_blocks_that_do_not_fall_into_four_parts(size):
-    """They are cut into fewer: at a budget of 1 the tokens are those of dense."""
+def test_blocks_that_do_not_fall_into_two_parts(size):
+    """They are one: at a budget of 1 the tokens are those of dense."""
     config = replace(TINY, block_size=size)
     base = Engine(config, make_model(config, seed=0))
     given, made = prompts((50, 7)), {}
-    for method in ("dense", "merged-drafted"):
+    for method in ("dense", "herald-merged"):
         setting = EngineConfig(
             method=method, budget=Budget(1.0), max_batch=2, max_context=96, warm_up=False
         )
         with base.with_config(setting) as run:
             made[method] = answers(run, given, RULE)
-    assert made["dense"] == made["merged-drafted"]
+    assert made["dense"] == made["herald-merged"]
 
 
 def test_the_pass_ahead_changes_no_token(monkeypatch):
@@ -132,4 +135,4 @@ def test_the_pass_ahead_changes_no_token(monkeypatch):
     advance(plain)
     assert tokens == {n: list(slot.generated) for n, slot in plain.batch.active()}
     plain.close()
-    assert jax.tree.leaves(seen["queries"])
+    assert all(promised.done() for promised in seen["queries"])
