@@ -22,6 +22,10 @@ from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.warm_up import WarmUp
 from herald_jax.kv.full_pool import Booking
+from host_kernels.checks import TILE
+
+#: Rows of the numbers that caches are filled with.
+LINE_ROWS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -119,35 +123,40 @@ class RandomSession:
         session.batch.slots[:] = slots
 
     def _fill(self, bookings: list[Booking]) -> None:
-        """Random keys and values, other ones for every layer and head, and their index."""
+        """Random keys and values, other ones for every slot, layer and head, and their index."""
         if not bookings:
             return
         rng = np.random.default_rng(0)
-        shape = bookings[0].extents[0].shape
-        # Numbers of one long line, read from another place by everyone who needs some.
-        line = rng.standard_normal(1 << 24, np.float32).astype(self.shape.dtype)
+        heads, _, rows, dim = bookings[0].extents[0].shape
+        # Numbers of one long line, read from another place by everyone who needs some. Places and
+        # planes begin at tiles of the index, so that the line's own tiles are everybody's.
+        line = rng.standard_normal((LINE_ROWS, dim), np.float32).astype(self.shape.dtype)
+        tiles, plane = LINE_ROWS // TILE, rows // TILE
         layers = range(self.shape.sparse_layers)
-        starts = rng.integers(0, len(line), (len(bookings), len(layers)))
+        starts = rng.integers(0, tiles, (len(bookings), len(layers)))
+        index = None
+        if (kind := self.shape.key_index) is not None:
+            assert rows % TILE == 0, f"{rows} rows are no whole tiles of the index"
+            index = np.zeros(host_kernels.index_shape(1, LINE_ROWS, dim, kind), np.uint8)
+            begin, count = np.zeros(1, np.int32), np.full(1, LINE_ROWS, np.int32)
+            host_kernels.index_rows([np.stack([line, line])[None]], [index], begin, count)
 
         def fill(at: tuple[int, int]) -> None:
             n, layer = at
-            flat = bookings[n].extents[layer].reshape(-1)
-            start, done = int(starts[n, layer]), 0
+            flat = bookings[n].extents[layer].reshape(-1, dim)
+            start, done = int(starts[n, layer]) * TILE, 0
             while done < len(flat):
                 part = line[start : start + len(flat) - done]
                 flat[done : done + len(part)] = part
                 start, done = 0, done + len(part)
+            if index is not None:
+                for head in range(heads):
+                    first = int(starts[n, layer]) + 2 * head * plane
+                    own = np.arange(first, first + plane) % tiles
+                    np.take(index[0], own, axis=0, out=bookings[n].index[layer][head], mode="clip")
 
         with ThreadPoolExecutor(host_kernels.thread_count()) as threads:
             list(threads.map(fill, itertools.product(range(len(bookings)), layers)))
-        if not bookings[0].index:
-            return
-        count = len(bookings)
-        every = np.full(count, shape[2], np.int32)
-        for layer in layers:
-            extents = [booking.extents[layer] for booking in bookings]
-            index = [booking.index[layer] for booking in bookings]
-            host_kernels.index_rows(extents, index, np.zeros(count, np.int32), every)
 
     def run(self, count: int) -> Blocks:
         """Runs blocks, every slot moving on by one each time."""

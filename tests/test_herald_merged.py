@@ -49,7 +49,7 @@ def observed(monkeypatch, budget, blocks):
 
 @pytest.mark.parametrize("blocks", [3])
 def test_queries_and_their_mass_equal_a_plain_pass(monkeypatch, blocks):
-    """At a budget of 1 the pool holds the whole prefix: committed tokens, draft, half of the masks."""
+    """At a budget of 1 the pool holds the prefix: committed tokens, draft, half of the masks."""
     session, seen = observed(monkeypatch, 1.0, blocks)
     exact = session.shape.exact_layers
     for n, slot in session.batch.active():
