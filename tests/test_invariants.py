@@ -427,7 +427,7 @@ SHALLOW = dataclasses.replace(TINY, num_layers=2, exact_layers=1, vocab_size=99)
 def test_no_compilation_after_warm_up(method, options):
     """From the first request of a session on; the network is that of no other test or method."""
     compiled = []
-    network = dataclasses.replace(SHALLOW, vocab_size=99 + list(SELECTORS).index(method))
+    network = dataclasses.replace(SHALLOW, vocab_size=211 + list(SELECTORS).index(method))
 
     def listen(name, seconds, **details):
         if name.endswith("backend_compile_duration"):
