@@ -195,3 +195,12 @@ def test_the_command_refuses_other_indexes(capsys):
         assert "--key-index" in said[0]
         assert all(kind in said[0] for kind in KINDS)
         assert "none" in said[0]
+
+
+@pytest.mark.parametrize("method", ["dense", *(name for name in SELECTORS if name not in INDEXED)])
+def test_an_index_for_what_reads_none_is_refused(method, capsys):
+    """Not where it is the default, nor for auto, which may take a method that has one."""
+    assert main(["generate", "--prompt", "a", "--method", method, "--key-index", "int8"]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert f"--key-index int8 does not go with --method {method}" in said
+    assert "herald-merged" in said

@@ -72,7 +72,7 @@ def generate(
     budget: BudgetFraction = None,
     budget_tokens: BudgetTokens = None,
     candidates_ratio: CandidatesRatio = None,
-    key_index: KeyIndexOption = KeyIndexName.int8,
+    key_index: KeyIndexOption = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="One prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(metavar="F", help="A text file that is one prompt.")
@@ -203,7 +203,7 @@ def generate(
     device_bytes = read_size(device_memory, "--device-memory")
     host_bytes = read_size(host_memory, "--host-memory")
     with refusals():
-        check_method(method, candidates_ratio)
+        check_method(method, candidates_ratio, key_index)
     with ExitStack() as stack:
         inputs = [path for path in (prompt_file, requests) if path is not None]
         results = None if output is None else stack.enter_context(ResultFile(output, inputs))
@@ -227,7 +227,7 @@ def generate(
             method=method,
             budget=chosen_budget,
             candidates_ratio=candidates_ratio,
-            key_index=key_index.value,
+            key_index=(key_index or KeyIndexName.int8).value,
             exact_layers=exact_layers,
             transfer=transfer.value,
             max_batch=min(max_batch, max(1, len(work))),

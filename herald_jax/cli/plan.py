@@ -75,7 +75,7 @@ def plan(
     budget: BudgetFraction = None,
     budget_tokens: BudgetTokens = None,
     candidates_ratio: CandidatesRatio = None,
-    key_index: KeyIndexOption = KeyIndexName.int8,
+    key_index: KeyIndexOption = None,
     exact_layers: ExactLayers = None,
     transfer: Transfer = TransferName.full,
     block_size: Annotated[
@@ -121,7 +121,7 @@ def plan(
         engine_config = EngineConfig(
             budget=chosen_budget,
             candidates_ratio=candidates_ratio,
-            key_index=key_index.value,
+            key_index=(key_index or KeyIndexName.int8).value,
             exact_layers=exact_layers,
             transfer=transfer.value,
             max_batch=max_batch,

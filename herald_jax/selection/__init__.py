@@ -51,12 +51,20 @@ SELECTORS: dict[str, type[Selector]] = {
 BEYOND_DENSE = HeraldMerged.name
 
 
-def check_method(name: str, candidates_ratio: float | None = None) -> None:
-    """Refuses a method that is unknown, or that a C / K does not go with.
+def check_method(
+    name: str, candidates_ratio: float | None = None, key_index: str | None = None
+) -> None:
+    """Refuses a method that is unknown, or that a C / K or key index asked for does not go with.
 
     Raises:
       ValueError: with one sentence.
     """
+    indexed = [each for each, selector in SELECTORS.items() if selector.indexed]
+    if key_index is not None and name in ("dense", *SELECTORS) and name not in indexed:
+        raise ValueError(
+            f"--key-index {key_index} does not go with --method {name}, which scans no index: leave "
+            f"it out, or use one of {', '.join(indexed)}"
+        )
     if name not in ("auto", "dense"):
         make_selector(name, candidates_ratio)
     elif candidates_ratio is not None:
