@@ -20,7 +20,7 @@ CURVES = (
 )
 MERGED: Row = {"step": "first", "rotation": True, "mean_of": "queries"}
 DRAFTED: Row = {"attended": "pool", "mass_outside": True}
-REFINED: Row = {"refined": True, "candidates_ratio": 2.0}
+REFINED: Row = {"refined": True, "candidates_ratio": 1.5}
 #: Who is compared task by task.
 BY_TASK = {
     "mage": {"selector": "mage"},
@@ -81,9 +81,9 @@ def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> No
     axis.axhline(mage["recall"], linestyle=":", color="C0")
     lines: dict[str, Row] = {name: {"selector": name} for name in CURVES}
     lines |= {"merged": {"selector": "merged", **MERGED}}
-    lines |= {"merged, C/K 2, refined": {"selector": "merged", **REFINED}}
+    lines |= {"merged, C/K 1.5, refined": {"selector": "merged", **REFINED}}
     lines |= {"herald-merged, C/K 1": BY_TASK["herald-merged"]}
-    lines |= {"herald-merged, C/K 2, refined": {"selector": "herald-merged", **REFINED}}
+    lines |= {"herald-merged, C/K 1.5, refined": {"selector": "herald-merged", **REFINED}}
     for index, (name, wanted) in enumerate(lines.items()):
         found = find(rows, reference=reference, **wanted)
         style = "--" if name in ("window", "random") else "-"
@@ -146,7 +146,7 @@ def _queries(axis: Any, rows: Sequence[Row]) -> None:
         label="masks merged by part, over the pool",
     )
     (refined,) = find(rows, reference="every step", selector="herald-merged", **REFINED)
-    label = "every second mask, 2 parts, C/K 2, refined"
+    label = "every second mask, 2 parts, C/K 1.5, refined"
     axis.axhline(refined["recall"], linestyle="--", color="C1", label=label)
     axis.set_xscale("log", base=2)
     axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
