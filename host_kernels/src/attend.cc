@@ -193,23 +193,9 @@ class Runner {
   Ahead look(const Task& task) const { return look(task.unit, task.begin, task.end); }
 
   ChunkScan chunk_scan(const Unit& u, const HeadScratch& s, int64_t chunk, Ahead& ahead) const {
-    ChunkScan scan;
+    ChunkScan scan = chunk_of(c_, s, chunk, length(u), ahead);
     scan.keys = keys_at(u, 0);
     scan.values = values_at(u, 0);
-    scan.begin = chunk * kChunkRows;
-    scan.end = std::min(length(u), scan.begin + kChunkRows);
-    scan.group = c_.group;
-    scan.dim = c_.dim;
-    scan.query = s.query;
-    scan.log2_scale = c_.scale * kLog2E;
-    scan.ahead = &ahead;
-    scan.weights = s.weights;
-    scan.weight_stride = s.stride;
-    scan.exponents = s.exponents;
-    scan.lanes = s.lanes + chunk * c_.group * kMaxLanes;
-    scan.maximum = s.maximum + chunk * c_.group;
-    scan.normaliser = s.normaliser + chunk * c_.group;
-    scan.output = s.output + chunk * c_.group * round_up(c_.dim, kDimPad);
     return scan;
   }
 

@@ -57,24 +57,9 @@ bool attend_head(const AttendRowsCall& c, const AttendCall& call, const KernelTa
   table.prepare_query(c.dtype, c.query + unit * c.group * c.dim, c.group, c.dim, a.query);
   Ahead nothing;  // the rows are in the caches already
   for (int64_t begin = 0; begin < rows; begin += kChunkRows) {
-    const int64_t chunk = begin / kChunkRows;
-    ChunkScan scan{};
+    ChunkScan scan = chunk_of(call, a, begin / kChunkRows, rows, nothing);
     scan.keys = s.keys;
     scan.values = s.values;
-    scan.begin = begin;
-    scan.end = std::min(rows, begin + kChunkRows);
-    scan.group = c.group;
-    scan.dim = c.dim;
-    scan.query = a.query;
-    scan.log2_scale = c.scale * kLog2E;
-    scan.ahead = &nothing;
-    scan.weights = a.weights;
-    scan.weight_stride = a.stride;
-    scan.exponents = a.exponents;
-    scan.lanes = a.lanes + chunk * c.group * kMaxLanes;
-    scan.maximum = a.maximum + chunk * c.group;
-    scan.normaliser = a.normaliser + chunk * c.group;
-    scan.output = a.output + chunk * c.group * round_up(c.dim, kDimPad);
     if (!table.scan_chunks(c.dtype, &scan, 1)) return false;
   }
   for (int64_t g = 0; g < c.group; ++g)
@@ -121,14 +106,12 @@ void attend_rows(const AttendRowsCall& c) {
   Carver size(nullptr);
   Scratch(size, c, call, longest, query_bytes);
   lease.reserve_each(size.used());
-  std::atomic<int64_t> next{0};
-  lease.run([&](int participant) {
-    Carver carver(lease.scratch_of(participant));
-    Scratch scratch(carver, c, call, longest, query_bytes);
-    for (int64_t unit; (unit = next.fetch_add(1)) < units;)
-      if (!attend_head(c, call, table, unit / c.heads, unit % c.heads, scratch))
-        bad[unit / c.heads].store(true, std::memory_order_relaxed);
-  });
+  for_each_head(
+      lease, slots, c.heads, bad,
+      [&](Carver& carver) { return Scratch(carver, c, call, longest, query_bytes); },
+      [&](int64_t slot, int64_t head, Scratch& scratch) {
+        return attend_head(c, call, table, slot, head, scratch);
+      });
   const int64_t out_size = c.heads * c.group * c.dim;
   for (int64_t slot = 0; slot < slots; ++slot) {
     c.status[slot] = bad[slot].load() ? 1 : 0;

@@ -10,6 +10,26 @@ float power_of_two(float n) { return n >= -126 ? std::ldexp(1.0f, static_cast<in
 
 }  // namespace
 
+ChunkScan chunk_of(const AttendCall& c, const HeadScratch& s, int64_t chunk, int64_t length,
+                   Ahead& ahead) {
+  ChunkScan scan{};
+  scan.begin = chunk * kChunkRows;
+  scan.end = std::min(length, scan.begin + kChunkRows);
+  scan.group = c.group;
+  scan.dim = c.dim;
+  scan.query = s.query;
+  scan.log2_scale = c.scale * kLog2E;
+  scan.ahead = &ahead;
+  scan.weights = s.weights;
+  scan.weight_stride = s.stride;
+  scan.exponents = s.exponents;
+  scan.lanes = s.lanes + chunk * c.group * kMaxLanes;
+  scan.maximum = s.maximum + chunk * c.group;
+  scan.normaliser = s.normaliser + chunk * c.group;
+  scan.output = s.output + chunk * c.group * round_up(c.dim, kDimPad);
+  return scan;
+}
+
 // Chunks in ascending order, then the slot's own key; the integer maxima keep rescaling exact.
 bool merge_chunks(const AttendCall& c, const KernelTable& table, int64_t slot, int64_t head,
                   int64_t g, HeadScratch& s) {

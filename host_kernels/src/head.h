@@ -1,10 +1,12 @@
 // One KV head of one slot while it is attended: its working memory, and what its chunks add up to.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "attend.h"
 #include "carver.h"
+#include "thread_pool.h"
 
 namespace herald {
 
@@ -50,6 +52,25 @@ struct HeadScratch {
   float *lanes, *maximum, *normaliser, *output;         // per chunk
   float *head_maximum, *head_normaliser, *head_output;  // merged
 };
+
+// Chunk `chunk` of a head of `length` rows, but for where its keys and values lie.
+ChunkScan chunk_of(const AttendCall& c, const HeadScratch& s, int64_t chunk, int64_t length,
+                   Ahead& ahead);
+
+// Hands out heads one by one to the participants of a lease, each with a scratch of its own from
+// make(carver); a slot one of whose heads work(slot, head, scratch) fails is bad.
+template <class Make, class Work>
+void for_each_head(PoolLease& lease, int64_t slots, int64_t heads, std::atomic<bool>* bad,
+                   const Make& make, const Work& work) {
+  std::atomic<int64_t> next{0};
+  lease.run([&](int participant) {
+    Carver carver(lease.scratch_of(participant));
+    auto scratch = make(carver);
+    for (int64_t unit; (unit = next.fetch_add(1)) < slots * heads;)
+      if (!work(unit / heads, unit % heads, scratch))
+        bad[unit / heads].store(true, std::memory_order_relaxed);
+  });
+}
 
 // Merges the chunks of one query into its maximum, normaliser and attention output. False where a
 // number is not finite.

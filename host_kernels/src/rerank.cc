@@ -114,14 +114,12 @@ void rerank(const RerankCall& c) {
       lease.call_scratch(static_cast<size_t>(slots) * sizeof(std::atomic<bool>)));
   for (int64_t slot = 0; slot < slots; ++slot) new (bad + slot) std::atomic<bool>(false);
   lease.reserve_each(size.used());
-  std::atomic<int64_t> next{0};
-  lease.run([&](int participant) {
-    Carver carver(lease.scratch_of(participant));
-    Scratch scratch(carver, c, longest, query_bytes);
-    for (int64_t unit; (unit = next.fetch_add(1)) < units;)
-      if (!rerank_head(c, table, unit / c.heads, unit % c.heads, scratch))
-        bad[unit / c.heads].store(true, std::memory_order_relaxed);
-  });
+  for_each_head(
+      lease, slots, c.heads, bad,
+      [&](Carver& carver) { return Scratch(carver, c, longest, query_bytes); },
+      [&](int64_t slot, int64_t head, Scratch& scratch) {
+        return rerank_head(c, table, slot, head, scratch);
+      });
   for (int64_t slot = 0; slot < slots; ++slot) {
     c.status[slot] = bad[slot].load() ? 1 : 0;
     if (!c.status[slot]) continue;
