@@ -73,9 +73,9 @@ CandidatesRatio = Annotated[
 KeyIndexOption = Annotated[
     KeyIndexName | None,
     typer.Option(
-        help="What methods that scan keys alone read: int8, the default, an index a quarter of K and V in "
-        "size, kept beside them; int4, one half of that, coarser, for hosts that the scan keeps "
-        "waiting; none, the exact keys: less host memory, twice the bytes of int8 to scan.",
+        help="What methods that scan keys alone read: int8, the default, an index a quarter of K "
+        "and V in size, kept beside them; int4, one half of that, coarser, for hosts that the scan "
+        "keeps waiting; none, the exact keys: less host memory, twice the bytes of int8 to scan.",
     ),
 ]
 ExactLayers = Annotated[

@@ -62,8 +62,8 @@ def check_method(
     indexed = [each for each, selector in SELECTORS.items() if selector.indexed]
     if key_index is not None and name in ("dense", *SELECTORS) and name not in indexed:
         raise ValueError(
-            f"--key-index {key_index} does not go with --method {name}, which scans no index: leave "
-            f"it out, or use one of {', '.join(indexed)}"
+            f"--key-index {key_index} does not go with --method {name}, which scans no index: "
+            f"leave it out, or use one of {', '.join(indexed)}"
         )
     if name not in ("auto", "dense"):
         make_selector(name, candidates_ratio)
