@@ -111,14 +111,17 @@ def test_parts_on_the_device_are_as_near_float32_as_a_whole(parts):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_beside_a_buffer_are_attended_as_rows_of_it(shape):
+@pytest.mark.parametrize("alone", [0, 1])
+def test_rows_beside_a_buffer_are_attended_as_rows_of_it(shape, alone):
     n, s, hq, hkv, d, _ = shape
+    alone = min(alone, s)
     q, k, v, lengths = draw(shape, 8)
     _, own_k, own_v, _ = draw((n, s, hq, hkv, d, s), 9)
     q, k, v, own_k, own_v, lengths = map(jnp.asarray, (q, k, v, own_k, own_v, lengths))
-    ours = attention.attend_beside(q, k, v, lengths, (own_k, own_v), "xla")
+    ours = attention.attend_beside(q, k, v, lengths, (own_k, own_v), alone, "xla")
+    first = alone * hq // hkv
     sides = attention_parts.attend_sides(
-        attention.pack(q, hkv), k, v, lengths, (own_k, own_v), "xla"
+        attention.pack(q, hkv), k, v, lengths, (own_k, own_v), first, "xla"
     )
     buffers = [
         jnp.concatenate([buffer, jnp.zeros_like(own)], axis=1)
@@ -130,6 +133,7 @@ def test_rows_beside_a_buffer_are_attended_as_rows_of_it(shape):
             for buffer, own in zip(buffers, (own_k, own_v), strict=True)
         ]
     whole = attention.attend(q, *buffers, lengths + s, "xla")
+    whole = whole.at[:, :alone].set(attention.attend(q[:, :alone], k, v, lengths, "xla"))
     np.testing.assert_allclose(ours, whole, atol=1e-5)
     np.testing.assert_allclose(attention.unpack(sides, hq), whole, atol=1e-5)
 

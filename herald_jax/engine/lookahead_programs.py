@@ -103,14 +103,15 @@ class LookaheadPrograms(StepPrograms):
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)
             denoised, drafted, ahead = slice(0, b), slice(b, 2 * b), slice(2 * b, None)
+            own = k[:, ahead], v[:, ahead]
             buffer = self._own("pool", buffer, k[:, drafted], v[:, drafted], positions[:, 0])
-            draft = attend(q[:, drafted], *buffer, lengths)
-            masks = attend_beside(q[:, ahead], *buffer, lengths, (k[:, ahead], v[:, ahead]))
+            # Both at once: the pool is read once for them.
+            beside = attend_beside(q[:, b:], *buffer, lengths, own, alone=b)
             merged.append(self._parts(q[:, ahead], k[:, b:]))
-            buffer = after((draft, masks), buffer)
+            buffer = after(beside, buffer)
             buffer = self._own("pool", buffer, k[:, denoised], v[:, denoised], positions[:, 0])
             denoising = attend(q[:, denoised], *buffer, lengths)
-            x = layer.post(x, jnp.concatenate([denoising, draft, masks], axis=1))
+            x = layer.post(x, jnp.concatenate([denoising, beside], axis=1))
             result.append(buffer)
         return x, result, merged
 

@@ -116,12 +116,14 @@ def attend_beside(
     v: jax.Array,
     lengths: jax.Array,
     own: tuple[jax.Array, jax.Array],
+    alone: int = 0,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """As ``attend``, of rows [0, lengths) and of all rows of another buffer beside them.
 
     Args:
       own: (k, v) [N, S', H_kv, D].
+      alone: the first so many queries attend rows [0, lengths) only.
 
     Returns:
       [N, S, H_q, D] in the dtype of ``v``.
@@ -130,9 +132,12 @@ def attend_beside(
     if implementation == "xla":
         # What is valid of the buffer are its first rows.
         keys, values = (jnp.concatenate(pair, axis=1) for pair in zip(own, (k, v), strict=True))
-        return attend(q, keys, values, lengths + own[0].shape[1], implementation)
+        more = lengths + own[0].shape[1]
+        beside = attend(q[:, alone:], keys, values, more, implementation)
+        return jnp.concatenate([attend(q[:, :alone], k, v, lengths, implementation), beside], 1)
     packed = pack(q, k.shape[2])
-    return unpack(attend_sides(packed, k, v, lengths, own, implementation), q.shape[2])
+    first = alone * (q.shape[2] // k.shape[2])
+    return unpack(attend_sides(packed, k, v, lengths, own, first, implementation), q.shape[2])
 
 
 def attend_blocks(

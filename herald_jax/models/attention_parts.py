@@ -89,24 +89,24 @@ def attend_sides(
     v: jax.Array,
     lengths: jax.Array,
     own: tuple[jax.Array, jax.Array],
+    alone: int,
     implementation: Implementation,
 ) -> jax.Array:
     """``attend_beside`` without joining the buffers: what each gives is weighed by its mass.
 
     Args:
       packed: [N, S, H, D], see ``pack``; ``lengths``: at least 1.
+      alone: of S, those that attend the buffer only.
 
     Returns:
       [N, S, H, D] in the dtype of ``v``.
     """
     parts = attended_in_parts(k.shape[0] * k.shape[2], k.shape[1])
     every = jnp.full_like(lengths, own[0].shape[1])
-    sides = (
-        attend_parts(packed, k, v, lengths, parts, implementation),
-        attend_parts(packed, *own, every, 1, implementation),
-    )
-    out, mass = (jnp.stack(pair) for pair in zip(*sides, strict=True))
-    return _joined(out, mass, 0)[0]
+    out, mass = attend_parts(packed, k, v, lengths, parts, implementation)
+    more, its_mass = attend_parts(packed[:, alone:], *own, every, 1, implementation)
+    both = jnp.stack([out[:, alone:], more]), jnp.stack([mass[:, alone:], its_mass])
+    return jnp.concatenate([out[:, :alone], _joined(*both, 0)[0]], axis=1)
 
 
 def _joined(out: jax.Array, mass: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
