@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,8 +25,13 @@ def test_importance_is_that_of_all_probabilities(positions: int, keys: int) -> N
     k[1, lengths[1] :] = np.nan
     votes = voters / np.maximum(voters.sum(1, keepdims=True), 1)
     votes = jnp.repeat(jnp.asarray(votes, jnp.float32), 2, axis=1)
-    found = importance_of_rows(pack(q, 2), jnp.asarray(k), lengths, votes, (16, 16))
-    np.testing.assert_allclose(found, wanted, atol=near(1e-6), rtol=1e-4)
+    packed, keys_ = pack(q, 2), jnp.asarray(k)
+    scores = jnp.einsum("nshd,nrhd->nshr", packed, jnp.nan_to_num(keys_)) / 4
+    seen = jnp.arange(keys) < lengths[:, None, None, None]
+    known = jax.nn.logsumexp(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    for mass in (None, jnp.where(jnp.isfinite(known), known, 0)):
+        found = importance_of_rows(packed, keys_, lengths, votes, mass, (16, 16))
+        np.testing.assert_allclose(found, wanted, atol=near(1e-6), rtol=1e-4)
 
 
 def plain(scores: np.ndarray, count: int, valid: int, sinks: int) -> list[int]:

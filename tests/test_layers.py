@@ -213,3 +213,19 @@ def test_single_precision_never_drops_to_tf32(tied):
     tokens = jnp.zeros((1, 4), jnp.int32)
     asked = product_precisions(lambda state: nnx.merge(graph, state)(tokens), state)
     assert asked == [(jax.lax.Precision.HIGHEST,) * 2] * (2 * (7 + 2) + 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a CUDA device")
+def test_importance_by_the_mass_that_attention_found_is_that_by_its_own():
+    """cuDNN's log of the mass must be as good as the kernel's, whole and in parts."""
+    q, k, v, _ = draw((4, 8, 16, 4, 128, 1600), 11)
+    lengths = jnp.array([1600, 1300, 64, 801])
+    full = [jnp.asarray(part, jnp.bfloat16) for part in (4 * q, k, v)]
+    voters = jnp.ones((4, 8), bool)
+    out, mass = jax.jit(attention.attend_with_mass)(*full, lengths)
+    assert mass is not None
+    np.testing.assert_allclose(out, attention.attend(*full, lengths), atol=2e-2)
+    given = jax.jit(attention.importance)(*full[:2], lengths, voters, mass)
+    own = jax.jit(attention.importance)(*full[:2], lengths, voters)
+    np.testing.assert_allclose(given, own, rtol=2e-3, atol=1e-6)

@@ -22,7 +22,7 @@ from herald_jax.diffusion.sampling import Sampling, ban, entropy, greedy, measur
 from herald_jax.engine.choice import best_rows, mean_query, voters
 from herald_jax.engine.choice_kernel import LARGEST, best_of
 from herald_jax.models import attention_kernel
-from herald_jax.models.attention import attend, importance
+from herald_jax.models.attention import attend, attend_with_mass, importance
 from herald_jax.models.config import ModelConfig
 from herald_jax.models.head_kernel import applies
 from herald_jax.models.rope import rotary_angles, rotate
@@ -255,13 +255,16 @@ class StepPrograms:
         for layer, buffer in zip(layers, buffers, strict=True):
             q, k, v = layer.pre(x, positions)
             buffer = self._own("pool", buffer, k, v, positions[:, 0])
-            x = layer.post(x, attend(q, *buffer, lengths))
+            refines = buffer[0].shape[1] > 2 * self.block + self.selected
             mean = mean_query(q, voting)
             merged.append((rotate(mean, angles) if self.rotates else mean, None))
-            refines = buffer[0].shape[1] > 2 * self.block + self.selected
             candidates.append(buffer if refines else None)
             if refines:
-                buffer = self._refine(q, buffer, lengths, voting, budget)
+                out, mass = attend_with_mass(q, *buffer, lengths)
+                x = layer.post(x, out)
+                buffer = self._refine(q, buffer, lengths, voting, budget, mass)
+            else:
+                x = layer.post(x, attend(q, *buffer, lengths))
             result.append(buffer)
         return x, result, merged, candidates
 
@@ -272,9 +275,10 @@ class StepPrograms:
         lengths: jax.Array,
         voting: jax.Array,
         budget: jax.Array,
+        mass: jax.Array | None,
     ) -> Buffer:
         fixed = 2 * self.block
-        scores = importance(q, buffer[0], lengths, voting)[..., fixed:]
+        scores = importance(q, buffer[0], lengths, voting, mass)[..., fixed:]
         valid = jnp.maximum(lengths - fixed, 0)
         # Candidates ascend by position, so the sinks come first.
         if attention_kernel.applies(q.dtype, q.shape[-1]) and scores.shape[-1] <= LARGEST:

@@ -110,6 +110,27 @@ def attend(
     return unpack(out, q.shape[2])
 
 
+def attend_with_mass(
+    q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
+    """As ``attend``, with the log of every query's mass where attention finds it anyway.
+
+    Args:
+      lengths: int32 [N], at least 1.
+
+    Returns:
+      [N, S, H_q, D], and the log of sums of exponentials float32 [N, S*G, H_kv], see ``pack``, or
+      None.
+    """
+    implementation = default_implementation(k.dtype, k.shape[-1])
+    if implementation == "xla":
+        return attend(q, k, v, lengths, implementation), None
+    parts = attended_in_parts(k.shape[0] * k.shape[2], k.shape[1])
+    packed = pack(q, k.shape[2])
+    out, mass = attend_parts(packed, k, v, lengths, parts, implementation)
+    return unpack(out, q.shape[2]), mass
+
+
 def attend_beside(
     q: jax.Array,
     k: jax.Array,
@@ -163,7 +184,13 @@ def attend_blocks(
     return unpack(_attend(pack(q, k.shape[2]), k, v, valid), q.shape[2])
 
 
-def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array) -> jax.Array:
+def importance(
+    q: jax.Array,
+    k: jax.Array,
+    lengths: jax.Array,
+    voters: jax.Array,
+    mass: jax.Array | None = None,
+) -> jax.Array:
     """Importance of every row for every KV head: mean over voters of summed softmax mass.
 
     With one voter this is the paper's sum over the G query heads (section IV-B4).
@@ -171,6 +198,7 @@ def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array
     Args:
       q: [N, S, H_q, D]; ``voters``: bool [N, S], the positions that vote.
       k: [N, R, H_kv, D]; ``lengths``: int32 [N], rows that enter the softmax.
+      mass: what ``attend_with_mass`` found of these queries, keys and lengths, if it did.
 
     Returns:
       float32 [N, H_kv, R], zero outside the valid rows.
@@ -180,7 +208,7 @@ def importance(q: jax.Array, k: jax.Array, lengths: jax.Array, voters: jax.Array
     count = jnp.maximum(voters.sum(axis=1), 1).astype(jnp.float32)
     if attention_kernel.applies(k.dtype, k.shape[-1]):
         packed, share = pack(q, k.shape[2]), votes / count[:, None]
-        return importance_kernel.importance_of_rows(packed, k, lengths, share)
+        return importance_kernel.importance_of_rows(packed, k, lengths, share, mass)
     valid = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None, None, :]
     weights, total = _exponentials(pack(q, k.shape[2]), k, valid)
     return jnp.einsum("nhsr,ns->nhr", weights / total, votes) / count[:, None, None]

@@ -88,6 +88,7 @@ def importance_of_rows(
     k: jax.Array,
     lengths: jax.Array,
     votes: jax.Array,
+    mass: jax.Array | None = None,
     sizes: tuple[int, int] = (ROWS, KEYS),
 ) -> jax.Array:
     """Sum over query rows of vote times softmax probability, for every key.
@@ -95,6 +96,7 @@ def importance_of_rows(
     Args:
       q: [N, S, H, D], rows of every KV head; ``votes``: float32 [N, S], not negative.
       k: [N, R, H, D]; ``lengths``: int32 [N], keys that enter the softmax.
+      mass: float32 [N, S, H], log of every row's sum of exponentials, or None to find it here.
       sizes: query rows and keys of a tile, powers of two of at least 16.
 
     Returns:
@@ -103,14 +105,17 @@ def importance_of_rows(
     slots, count, heads, _ = q.shape
     rows, width = sizes
     keys = k.shape[1]
-    mass = kernel_call(
-        functools.partial(_mass_kernel, sizes=sizes),
-        "importance_mass",
-        grid=(-(-count // rows), heads, slots),
-        out_shape=jax.ShapeDtypeStruct((slots, heads, count), jnp.float32),
-        warps=WARPS,
-        stages=STAGES,
-    )(lengths, q, k)
+    if mass is None:
+        powers = kernel_call(
+            functools.partial(_mass_kernel, sizes=sizes),
+            "importance_mass",
+            grid=(-(-count // rows), heads, slots),
+            out_shape=jax.ShapeDtypeStruct((slots, heads, count), jnp.float32),
+            warps=WARPS,
+            stages=STAGES,
+        )(lengths, q, k)
+    else:
+        powers = mass.swapaxes(1, 2) * math.log2(math.e)
     out: jax.Array = kernel_call(
         functools.partial(_vote_kernel, sizes=sizes),
         "importance_votes",
@@ -118,5 +123,5 @@ def importance_of_rows(
         out_shape=jax.ShapeDtypeStruct((slots, heads, keys), jnp.float32),
         warps=WARPS,
         stages=STAGES,
-    )(lengths, q, k, mass, votes)
+    )(lengths, q, k, powers, votes)
     return out
