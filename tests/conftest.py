@@ -2,7 +2,12 @@
 
 import os
 import shutil
+import signal
 import tempfile
+
+# What is started in the background of a script ignores Ctrl-C, and hands that on to what it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
