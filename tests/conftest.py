@@ -25,6 +25,9 @@ if QUICK not in GIVEN:
     if not subprocess.run(code, env=tried, capture_output=True, timeout=120).returncode:
         os.environ |= flags
 
+# Nor on the threads of PyTorch and NumPy: beside other test processes they mostly wait for another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Nor on how scans ask for memory: nothing is to be measured, or kept at home, by a test.
 os.environ.setdefault("HERALD_PREFETCH", "none")
 
