@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Test processes; tests mostly wait for the compiler, whose work those of one file share.
-WORKERS ?= -n logical --maxprocesses 8 --dist loadfile
+# Test processes; tests mostly wait for the compiler, whose work those of one file share. Files stay
+# whole until a process has nothing left and takes half of what another one has.
+WORKERS ?= -n logical --maxprocesses 8 --dist worksteal
 TESTS = tests
 # Bounds beyond those of pyproject.toml, as in PINS='transformers<5'.
 PINS =

@@ -2,10 +2,31 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+
+# What is started in the background of a script ignores Ctrl-C, and hands that on to what it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests compile much and compute little; results do not depend on this (fp32 tolerance aside).
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+# Nor on these, with which programs for the CPU compile in half the time. A process whose XLA does
+# not know them ends at once, so one of its own is tried first; test processes inherit the answer.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+GIVEN = os.environ.get("XLA_FLAGS", "")
+if QUICK not in GIVEN:
+    flags = {"XLA_FLAGS": f"{GIVEN} {QUICK}".strip()}
+    code = [sys.executable, "-c", "import jax; jax.devices()"]
+    tried = os.environ | flags | {"JAX_PLATFORMS": "cpu"}
+    if not subprocess.run(code, env=tried, capture_output=True, timeout=120).returncode:
+        os.environ |= flags
+
+# Nor on the threads of PyTorch and NumPy: beside other test processes they mostly wait for another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Nor on how scans ask for memory: nothing is to be measured, or kept at home, by a test.
 os.environ.setdefault("HERALD_PREFETCH", "none")

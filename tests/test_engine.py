@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import threading
 import time
@@ -196,16 +197,22 @@ def test_an_interruption_leaves_a_usable_engine(monkeypatch):
     assert answers(made, given, RULE) == want
 
 
+@functools.cache
+def poisoned_engine(token: int) -> Engine:
+    """Over a network that makes NaN of one token; those made from it share what is compiled."""
+    model = make_model(TINY, seed=0)
+    table = model.embedding.embedding
+    table[...] = table[...].at[token].set(jnp.nan)
+    return Engine(TINY, model)
+
+
 def test_a_network_that_gives_nan_fails_one_request_only():
     """Invariant 3 holds for failures too: the batch-mate answers as it does alone."""
-    model = make_model(TINY, seed=0)
     poisoned = 7
-    table = model.embedding.embedding
-    table[...] = table[...].at[poisoned].set(jnp.nan)
     good, bad = [8, 9, 10, 11], [8, poisoned, 10]
     for method in ("dense", "herald-draft"):
-        config = EngineConfig(method=method, max_batch=2, max_context=192)
-        with Engine(TINY, model, None, config) as made:
+        config = EngineConfig(method=method, max_batch=2, max_context=192, warm_up=False)
+        with poisoned_engine(poisoned).with_config(config) as made:
             alone = answers(made, [{"id": "b", "prompt_ids": good}], RULE)
             given = [{"id": "a", "prompt_ids": bad}, {"id": "b", "prompt_ids": good}]
             results = {result.id: result for result in made.generate(given, RULE)}
@@ -221,10 +228,7 @@ def test_nan_does_not_outlive_its_request(method, exact_layers):
     """Whoever comes next into the slot, shorter or longer, answers as on a fresh engine."""
     if method == "dense" and exact_layers == 0:
         pytest.skip("dense keeps every layer exact")
-    model = make_model(TINY, seed=0)
     poisoned = 95
-    table = model.embedding.embedding
-    table[...] = table[...].at[poisoned].set(jnp.nan)
     long, short, other = ([t % poisoned for t in p] for p in prompts((150, 6, 90)))
     long[20] = poisoned
     config = EngineConfig(
@@ -233,8 +237,9 @@ def test_nan_does_not_outlive_its_request(method, exact_layers):
         max_batch=1,
         max_context=192,
         exact_layers=exact_layers,
+        warm_up=False,
     )
-    with Engine(TINY, model, None, config) as made:
+    with poisoned_engine(poisoned).with_config(config) as made:
         want = answers(made, [short, other], RULE)
         (failed,) = made.generate([long], RULE)
         assert "not finite" in failed.error
@@ -513,10 +518,10 @@ def test_bf16_runs_every_method():
 
     half = Decoder(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     nnx.update(half, jax.tree.map(lambda x: x.astype(jnp.bfloat16), state))
-    outs = {}
+    base, outs = Engine(config, half), {}
     for method in ("dense", "herald-draft", "herald-merged"):
-        made = Engine(
-            config, half, None, EngineConfig(method=method, max_batch=2, budget=Budget(1.0))
+        made = base.with_config(
+            EngineConfig(method=method, max_batch=2, max_context=96, budget=Budget(1.0))
         )
         outs[method] = answers(made, prompts((60, 33)), GenerationConfig(max_new_tokens=16))
         assert all(len(ids) <= 16 for ids in outs[method].values())

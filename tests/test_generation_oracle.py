@@ -98,7 +98,9 @@ def networks(model_type: str) -> tuple[Any, Engine]:
         torch_checkpoints.store(network, tiny, Path(folder) / "hf")
         convert(Path(folder) / "hf", Path(folder) / "ours", dtype="float32")
         config, model = checkpoint.load(Path(folder) / "ours")
-    return network, Engine(config, model, None, EngineConfig(method="dense", max_batch=4))
+    # Without a warm-up only what these prompts need is compiled, for every rule anew.
+    settings = EngineConfig(method="dense", max_batch=4, max_context=64, warm_up=False)
+    return network, Engine(config, model, None, settings)
 
 
 @pytest.mark.parametrize("name", RULES)
