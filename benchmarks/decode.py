@@ -164,16 +164,17 @@ def points(options: Any) -> list[Point]:
         "batch": options.batch,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    refining = [name for name, selector in SELECTORS.items() if selector.own_ratio > 1]
+    refining = [name for name, selector in SELECTORS.items() if selector.refines]
     indexed = [name for name, selector in SELECTORS.items() if selector.indexed]
+    sent = [name for name, s in SELECTORS.items() if s.style in ("layer-serial", "query-once")]
     made = []
     for point in found:
         own = dict(given)
-        if point.method not in refining:
+        if point.method not in refining or point.candidates_ratio is not None:
             own.pop("candidates_ratio", None)
         if point.method not in indexed:
             own.pop("key_index", None)
-        if point.method == "dense":
+        if point.method not in sent:
             own.pop("transfer", None)
         if options.quick:
             own |= {"model": "tiny", "context": 2048, "batch": 2}

@@ -46,7 +46,7 @@ def _both(model: str, context: int, methods: tuple[str, ...], **changes: object)
 
 
 def headline() -> list[Point]:
-    """Dense and herald-merged, each at its own largest batch: 32K first, then 64K and 16K."""
+    """Dense, herald-merged and merged, each at its own largest batch: 32K, then 64K and 16K."""
     return [
         point
         for context in (32768, 65536, 16384)
@@ -94,7 +94,7 @@ def ablation() -> list[Point]:
     methods = ("mage-offload", "herald-draft", "herald-merged")
     return [p for context in (32768, 16384) for p in _both("llada2.0-mini", context, methods)] + [
         Point("llada2.0-mini", "herald-merged", 32768, key_index="none"),
-        Point("llada2.0-mini", "merged", 32768),
+        Point("llada2.0-mini", "merged", 32768, candidates_ratio=1.0),
     ]
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 from benchmarks import estimators
 from benchmarks.trajectories import Cache, Network, Trajectory
-from herald_jax.diffusion.draft import mask_places
+from herald_jax.diffusion.draft import spaced_masks
 from herald_jax.kv.budget import Budget
 from herald_jax.models.attention import pack, unpack
 from herald_jax.selection.herald_merged import HeraldMerged
@@ -72,7 +72,7 @@ def drafted(
     visible = np.zeros((config.num_layers, config.num_kv_heads, rows), bool)
     visible[..., : now.start] = pool_rows(network, trajectory, number, fraction)
     block = config.block_size
-    places = np.array(mask_places(block, block // spacing or 1), np.int32)
+    places = np.array(spaced_masks(block, spacing), np.int32)
     masks = np.full(len(places), config.mask_token_id, np.int32)
     tokens = jnp.asarray(np.concatenate([now.draft, masks]))
     positions = now.start + jnp.concatenate([jnp.arange(block), block + places])

@@ -27,6 +27,7 @@ from benchmarks.environment import arguments, check_output, write
 from benchmarks.prompts import prompt_ids
 from benchmarks.trajectories import Network, Trajectory, decode
 from herald_jax import Budget, GenerationConfig, checkpoint
+from herald_jax.diffusion.draft import equal_parts
 from herald_jax.engine.engine import EMBEDDED
 from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.tokenizer import Tokenizer
@@ -59,8 +60,9 @@ def queries(
     for layer in range(config.exact_layers, config.num_layers):
         moved = estimators.advance(now.queries[0][layer], size, config)
         yield "merged", layer, np.asarray(estimators.merge(moved, now.masked[0]))[0], None
-        parts = min(HeraldMerged.segments, size)
-        merged = np.asarray(estimators.merge_parts(ahead.queries[layer], parts))
+        own = ahead.queries[layer]
+        parts = equal_parts(len(own), HeraldMerged.segments)
+        merged = np.asarray(estimators.merge_parts(own, parts))
         grouped = merged.reshape(parts, heads, -1, dim).swapaxes(0, 1).reshape(heads, -1, dim)
         scores = np.einsum("hqd,rhd->hqr", grouped, np.asarray(ahead.keys[layer])) * dim**-0.5
         outside = np.logaddexp.reduce(scores, axis=-1).astype(np.float32)

@@ -15,6 +15,7 @@ from benchmarks import estimators, key_indexes
 from benchmarks.drafted import Drafted, drafted
 from benchmarks.speculated import speculated
 from benchmarks.trajectories import Ahead, Block, Network, Trajectory, look_ahead
+from herald_jax.diffusion.draft import equal_parts
 from herald_jax.kv.budget import Budget
 from herald_jax.selection.herald_merged import HeraldMerged
 from herald_jax.selection.infinigen import partial_importance
@@ -224,7 +225,7 @@ class LayerView:
         for attended, parts, spacing, outside in cases:
             made = over[attended, spacing]
             queries, local = made.queries[self.layer], made.keys[self.layer]
-            merged = estimators.merge_parts(queries, min(parts, len(queries)))
+            merged = estimators.merge_parts(queries, equal_parts(len(queries), parts))
             keys, length = self.keys, self.prefix
             if outside:
                 keys = jax.lax.dynamic_update_slice_in_dim(keys, local, self.prefix, 0)

@@ -24,7 +24,20 @@ def test_options_of_an_index_change_the_methods_that_have_one():
     assert kept["mage-offload"] == kept["herald-draft"] == "int8"
     # With one index for all, the point without one is no other.
     assert len(changed) == len(plain) - 1
-    assert "32K bmax T20 0.05 int4" in next(p.name for p in changed if p.method == "merged")
+    assert "32K bmax T20 0.05 c1 int4" in next(p.name for p in changed if p.method == "merged")
+
+
+def test_a_ratio_and_a_transfer_go_to_methods_that_have_one():
+    more = NOTHING | {"candidates_ratio": 1.25, "transfer": "changes"}
+    asked = points(SimpleNamespace(preset=["headline", "table2"], **more, **ALL))
+    ratios = {point.method: point.candidates_ratio for point in asked}
+    assert ratios["merged"] == ratios["herald-merged"] == 1.25
+    assert ratios["dense"] is ratios["herald-draft"] is None
+    sent = {point.method: point.transfer for point in asked}
+    assert sent["herald-draft"] == sent["merged"] == "changes"
+    assert sent["dense"] == sent["mage-offload"] == sent["infinigen"] == "full"
+    ablation = points(SimpleNamespace(preset=["ablation"], **more, **ALL))
+    assert {p.candidates_ratio for p in ablation if p.method == "merged"} == {1}
 
 
 def row(method: str, **changes: object) -> dict[str, object]:

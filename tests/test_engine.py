@@ -23,7 +23,7 @@ from herald_jax import Budget, Engine, EngineConfig, EngineError, GenerationConf
 from herald_jax.engine import block_rows
 from herald_jax.kv.full_pool import FullPool
 from herald_jax.kv.host_memory import cgroup_room, format_bytes, parse_bytes
-from herald_jax.kv.plan import cache_shape, cut_bytes, plan
+from herald_jax.kv.plan import activation_bytes, cache_shape, cut_bytes, plan
 from herald_jax.kv.transfer import Staging
 from herald_jax.models import attention_parts
 from herald_jax.selection import SELECTORS
@@ -573,6 +573,16 @@ def test_cgroup_limits_are_read(tmp_path):
     (old / "memory").mkdir(parents=True)
     (old / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert cgroup_room(old) is None
+
+
+def test_what_step_one_carries_along_is_planned():
+    """Activations of the draft and of the masks: half a block of them where their queries merge."""
+    made = engine("herald-merged", 0.25)
+    shapes = {name: made.sizing.shape(name, 192) for name in ("herald-merged", "merged")}
+    assert (shapes["herald-merged"].masks, shapes["merged"].masks) == (TINY.block_size // 2, 1)
+    more = activation_bytes(TINY, made.config.max_batch * (TINY.block_size // 2 - 1), 4, False)
+    planned = {name: made.sizing.plan(shape).workspace for name, shape in shapes.items()}
+    assert planned["herald-merged"] - planned["merged"] == more
 
 
 def test_cut_attention_is_planned(monkeypatch):

@@ -35,6 +35,16 @@ def mask_places(block_size: int, count: int) -> tuple[int, ...]:
     return tuple((2 * i + 1) * block_size // (2 * count) for i in range(count))
 
 
+def spaced_masks(block_size: int, spacing: int) -> tuple[int, ...]:
+    """Where masks stand in a block of B positions if one in ``spacing`` is there, at least one."""
+    return mask_places(block_size, block_size // spacing or 1)
+
+
+def equal_parts(count: int, most: int) -> int:
+    """Into how many equal parts so many masks can be cut, ``most`` at most."""
+    return max(parts for parts in range(1, most + 1) if count % parts == 0)
+
+
 def representative_position(start: Place, block_size: int) -> Place:
     """The centre of the next block, where the representative query stands (paper IV-A2).
 

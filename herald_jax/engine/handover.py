@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import jax
 
-from herald_jax.diffusion.draft import mask_places
+from herald_jax.diffusion.draft import mask_places, spaced_masks
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.lookahead import Lookahead
@@ -64,7 +64,7 @@ class Handover:
             centre = mask_places(block, 1)
             return Lookahead(centre, True, selector.attends_draft, None, prepare, begin)
         assert isinstance(selector, QueryOnceSelector)
-        places = mask_places(block, block // selector.spacing or 1) if selector.drafted else ()
+        places = spaced_masks(block, selector.spacing) if selector.drafted else ()
         return Lookahead(places, False, selector.drafted, selector.merge_step, prepare, begin)
 
     def boundary(self) -> dict[int, str]:

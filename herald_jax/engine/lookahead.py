@@ -24,7 +24,7 @@ class Lookahead:
       prepare: called once, when the first programs of step 0 are queued: the device
         does not wait for what it does on the host.
       begin: called once with (representative, drafts, queries): as soon as they are queued, or,
-        where queries of later layers are still promised, before any of them is.
+        where queries are promised, as soon as those of the first layers are.
     """
 
     places: tuple[int, ...]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from herald_jax.diffusion.draft import equal_parts
 from herald_jax.engine.step_programs import Buffer, Queries, StepPrograms, after
 from herald_jax.models.attention import attend, attend_beside
 
@@ -56,7 +57,8 @@ class LookaheadPrograms(StepPrograms):
                 if outs:
                     buffer = after(outs[-1], buffer)
                 buffer = self._own("exact", buffer, k[:, part], v[:, part], row)
-                length = row + k[:, part].shape[1]
+                # Masks beyond the longest request have no rows.
+                length = jnp.minimum(row + k[:, part].shape[1], buffer[0].shape[1])
                 outs.append(attend(q[:, part], *buffer, length))
             draft, masks, denoising = outs
             x = layer.post(x, jnp.concatenate([denoising, draft, masks], axis=1))
@@ -105,7 +107,7 @@ class LookaheadPrograms(StepPrograms):
             denoised, drafted, ahead = slice(0, b), slice(b, 2 * b), slice(2 * b, None)
             own = k[:, ahead], v[:, ahead]
             buffer = self._own("pool", buffer, k[:, drafted], v[:, drafted], positions[:, 0])
-            # Both at once: the pool is read once for them.
+            # Both at once: on CUDA the pool is read once for them.
             beside = attend_beside(q[:, b:], *buffer, lengths, own, alone=b)
             merged.append(self._parts(q[:, ahead], k[:, b:]))
             buffer = after(beside, buffer)
@@ -119,7 +121,7 @@ class LookaheadPrograms(StepPrograms):
         """Queries [N, A, H_q, D] merged by part, and the log of their mass on local keys."""
         n, count, heads, dim = q.shape
         kv_heads = local.shape[2]
-        parts = max(s for s in range(1, self.segments + 1) if count % s == 0)
+        parts = equal_parts(count, self.segments)
         mean = q.astype(jnp.float32).reshape(n, parts, count // parts, heads, dim).mean(2)
         grouped = mean.reshape(n, parts, kv_heads, -1, dim).swapaxes(1, 2)
         scores = jnp.einsum(

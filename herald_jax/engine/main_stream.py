@@ -270,9 +270,10 @@ class MainStream:
                 def hand_over(part: slice, queries: list[Queries]) -> None:
                     start_fetch(jax.tree.leaves(queries))
                     promised.keep(part, queries)
+                    if part.start == 0:
+                        # The first layers are scanned while the last ones are still to run.
+                        lookahead.begin(None, None, promised.made)
 
-                # The first layers are scanned while the last ones are still to run.
-                lookahead.begin(None, None, promised.made)
                 x = self._through_pool(self.programs.pool_ahead, x, positions, lengths, hand_over)
         return self._decide(_columns(x, 0, b), state, decoding, 1)
 

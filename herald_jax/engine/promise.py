@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.errors import EngineError, WaitTimeout
 
 T = TypeVar("T")
 
@@ -33,7 +33,8 @@ class Promises(Generic[T]):
     ) -> None:
         for each in self.made:
             if error is not None and not each.done():
-                each.set_exception(error)
+                # Of their own: an exception that several threads raise has the traces of all.
+                each.set_exception(EngineError(f"the main stream failed: {error!r}"))
 
     def keep(self, part: slice, values: Sequence[T]) -> None:
         """Sets some of the values."""
@@ -53,7 +54,7 @@ def await_promise(made: Future[T], timeout: float, what: str) -> T:
 
     Raises:
       WaitTimeout: after ``timeout`` seconds, naming ``what`` was waited for.
-      BaseException: what kept the value from being set.
+      EngineError: whoever had to set it failed.
     """
     try:
         return made.result(timeout)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from herald_jax.diffusion.draft import spaced_masks
 from herald_jax.engine.config import EngineConfig, KeyIndex
 from herald_jax.engine.errors import EngineError
 from herald_jax.kv.device_cache import CacheShape
@@ -19,6 +20,7 @@ from herald_jax.selection import (
     CurrentBlockSelector,
     HostBlockSelector,
     LayerAheadSelector,
+    QueryOnceSelector,
     Selector,
     make_selector,
 )
@@ -96,7 +98,13 @@ class Sizing:
             ),
             key_index=None if kept == "none" else kept,
             changes=self.config.transfer == "changes",
+            masks=self._masks(selector),
         )
+
+    def _masks(self, selector: Selector | None) -> int:
+        if isinstance(selector, QueryOnceSelector) and selector.drafted:
+            return len(spaced_masks(self.model.block_size, selector.spacing))
+        return 1
 
     def plan(self, shape: CacheShape, sampled: bool = False) -> MemoryPlan:
         """The memory plan of a cache; ``sampled``: some request has a temperature."""

@@ -32,6 +32,8 @@ class CacheShape:
       partial_channels: P, channels of every key that stay on the device to choose by.
       key_index: the index of its keys that the full pool keeps, or None.
       changes: between blocks only rows that the previous selection lacked are fetched.
+      masks: of the next block, those that step 1 carries along beside the draft; more than one
+        attend together with it.
     """
 
     slots: int
@@ -49,6 +51,7 @@ class CacheShape:
     partial_channels: int = 0
     key_index: IndexKind | None = None
     changes: bool = False
+    masks: int = 1
 
     @property
     def nothing(self) -> np.ndarray:

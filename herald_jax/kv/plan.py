@@ -80,6 +80,7 @@ def cache_shape(
     partial_channels: int = 0,
     key_index: IndexKind | None = None,
     changes: bool = False,
+    masks: int = 1,
 ) -> CacheShape:
     """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
 
@@ -112,6 +113,7 @@ def cache_shape(
         partial_channels=partial_channels,
         key_index=key_index if sparse else None,
         changes=changes and candidates > 0 and not (whole_layers or within_step),
+        masks=masks,
     )
 
 
@@ -162,7 +164,9 @@ def plan(
         # Of every tile its peak, where that is, and a sum.
         vocabulary = -(-vocabulary // head_kernel.COLUMNS) * 3
     logits = LOGIT_COPIES * slots * block * vocabulary * 4
-    workspace = activation_bytes(config, slots * (2 * block + 1), itemsize, fused) + logits
+    workspace = (
+        activation_bytes(config, slots * (2 * block + shape.masks), itemsize, fused) + logits
+    )
     if fused:
         workspace += cut_bytes(config, shape)
 
@@ -197,7 +201,8 @@ def cut_bytes(config: ModelConfig, shape: CacheShape) -> int:
         lengths += [shape.pool_rows, 2 * shape.block_size + shape.selected]
     heads = shape.slots * shape.kv_heads
     parts = max(attention_parts.attended_in_parts(heads, rows) for rows in lengths)
-    rows = shape.slots * shape.block_size * config.num_heads
+    together = shape.block_size + (shape.masks if shape.masks > 1 else 0)
+    rows = shape.slots * together * config.num_heads
     return 2 * parts * rows * shape.head_dim * shape.dtype.itemsize if parts > 1 else 0
 
 
