@@ -95,6 +95,25 @@ def test_one_prompt_gives_text_on_stdout_and_progress_on_stderr(
     assert capsys.readouterr().out == plain.out
 
 
+def test_a_streamed_answer_is_whole_where_progress_goes_to_the_same_place(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(model, "--prompt", "hello") == 0
+    answer = capsys.readouterr().out
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from herald_jax.cli import main; sys.exit(main())"]
+        + [str(each) for each in ("generate", "--model", model, *RUN, "--prompt", "hello")]
+        + ["--stream"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert answer in done.stdout
+    assert "tokens: " not in done.stdout
+
+
 @pytest.mark.parametrize("method", ["dense", "herald-draft"])
 def test_json_summary_has_the_promised_keys(
     model: Path, method: str, capsys: pytest.CaptureFixture[str]

@@ -580,7 +580,7 @@ def test_what_step_one_carries_along_is_planned():
     made = engine("herald-merged", 0.25)
     shapes = {name: made.sizing.shape(name, 192) for name in ("herald-merged", "merged")}
     assert (shapes["herald-merged"].masks, shapes["merged"].masks) == (TINY.block_size // 2, 1)
-    more = activation_bytes(TINY, made.config.max_batch * (TINY.block_size // 2 - 1), 4, False)
+    more = activation_bytes(TINY, shapes["merged"].slots * (TINY.block_size // 2 - 1), 4, False)
     planned = {name: made.sizing.plan(shape).workspace for name, shape in shapes.items()}
     assert planned["herald-merged"] - planned["merged"] == more
 

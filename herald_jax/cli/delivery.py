@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -78,8 +79,8 @@ class Delivery:
             if done == 0:
                 note(f"compiling {total} programs")
             kind = "compiled programs"
-        # An answer that appears word by word on a terminal is its own progress.
-        if not (self.stream and kind == "tokens" and sys.stdout.isatty()):
+        # An answer that appears word by word where progress would is its own progress.
+        if not (self.stream and kind == "tokens" and (sys.stdout.isatty() or _one_place())):
             progress(kind, done, total)
 
     def _deliver(self, items: Iterator[Result | Delta]) -> None:
@@ -133,3 +134,12 @@ class Delivery:
             f"{format_bytes(summary['device_kv_bytes'])} on the device, "
             f"{format_bytes(summary['host_kv_bytes'])} on the host"
         )
+
+
+def _one_place() -> bool:
+    """Whether stdout and stderr go to one file."""
+    try:
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    except (OSError, ValueError):
+        return False
+    return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)

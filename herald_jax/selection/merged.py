@@ -1,4 +1,4 @@
-"""merged: one query merged from the current block, keys only: the paper's fast path."""
+"""merged: one query merged from the current block, keys only."""
 
 from __future__ import annotations
 
