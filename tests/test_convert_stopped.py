@@ -91,8 +91,13 @@ class TestRefusals:
         assert os.listdir(tmp_path) == ["hf"]
 
     def test_disk_full_in_the_middle(self, tmp_path):
-        """A file-size limit stands in for a full disk: writes fail half-way."""
-        hf_folders.write(tmp_path / "hf", hidden_size=512, num_hidden_layers=2)
+        """A file-size limit stands in for a full disk: writes fail half-way.
+
+        One array of a layer alone is above it: a layer may go to several files.
+        """
+        hf_folders.write(
+            tmp_path / "hf", hidden_size=512, intermediate_size=128, num_hidden_layers=2
+        )
         code = (
             "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
             "from checkpoints_convert.__main__ import main; sys.exit(main(sys.argv[1:]))"
