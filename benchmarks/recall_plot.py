@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from herald_jax.selection.herald_merged import HeraldMerged
+
 Row = dict[str, Any]
 
 REFERENCES = {"first step": "step-0 oracle", "every step": "per-step oracle"}
@@ -20,11 +22,13 @@ CURVES = (
 )
 MERGED: Row = {"step": "first", "rotation": True, "mean_of": "queries"}
 DRAFTED: Row = {"attended": "pool", "mass_outside": True}
-REFINED: Row = {"refined": True, "candidates_ratio": 1.5}
+REFINED: Row = {"refined": True, "candidates_ratio": HeraldMerged.own_ratio}
+REFINES = f"C/K {HeraldMerged.own_ratio:g}, refined"
+OWN: Row = {"parts": HeraldMerged.segments, "spacing": HeraldMerged.spacing}
 #: Who is compared task by task.
 BY_TASK = {
     "mage": {"selector": "mage"},
-    "herald-merged": {"selector": "herald-merged", "parts": 2, "spacing": 2, **DRAFTED},
+    "herald-merged": {"selector": "herald-merged", **OWN, **DRAFTED},
     "merged": {"selector": "merged", **MERGED},
     "herald-draft": {"selector": "herald-draft"},
     "centre": {"selector": "centre"},
@@ -81,9 +85,9 @@ def _curves(axis: Any, rows: Sequence[Row], reference: str, budget: float) -> No
     axis.axhline(mage["recall"], linestyle=":", color="C0")
     lines: dict[str, Row] = {name: {"selector": name} for name in CURVES}
     lines |= {"merged": {"selector": "merged", **MERGED}}
-    lines |= {"merged, C/K 1.5, refined": {"selector": "merged", **REFINED}}
+    lines |= {f"merged, {REFINES}": {"selector": "merged", **REFINED}}
     lines |= {"herald-merged, C/K 1": BY_TASK["herald-merged"]}
-    lines |= {"herald-merged, C/K 1.5, refined": {"selector": "herald-merged", **REFINED}}
+    lines |= {f"herald-merged, {REFINES}": {"selector": "herald-merged", **REFINED}}
     for index, (name, wanted) in enumerate(lines.items()):
         found = find(rows, reference=reference, **wanted)
         style = "--" if name in ("window", "random") else "-"
@@ -146,7 +150,7 @@ def _queries(axis: Any, rows: Sequence[Row]) -> None:
         label="masks merged by part, over the pool",
     )
     (refined,) = find(rows, reference="every step", selector="herald-merged", **REFINED)
-    label = "every second mask, 2 parts, C/K 1.5, refined"
+    label = f"herald-merged, {REFINES}"
     axis.axhline(refined["recall"], linestyle="--", color="C1", label=label)
     axis.set_xscale("log", base=2)
     axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])

@@ -17,6 +17,7 @@ from benchmarks.drafted import drafted
 from benchmarks.speculated import speculated
 from benchmarks.trajectories import Network, decode, look_ahead
 from herald_jax import GenerationConfig
+from herald_jax.diffusion.draft import equal_parts
 from herald_jax.selection import HeraldDraft, HeraldMerged, Merged
 from host_kernels import reference
 
@@ -228,7 +229,7 @@ def test_drafted_queries_and_their_mass_equal_the_engines(network, trajectory, c
     """Scored offline as the native kernel is told to score: queries by part, mass outside."""
     seen = captured("herald-merged", HeraldMerged, "choose", prompts([90])[0])
     numbers = {block.start: number for number, block in enumerate(trajectory.blocks)}
-    parts = min(HeraldMerged.segments, BLOCK // HeraldMerged.spacing)
+    parts = equal_parts(BLOCK // HeraldMerged.spacing, HeraldMerged.segments)
     assert len(seen) >= 2 * len(SPARSE)
     for layer, start, (q, elsewhere), extent, _ in seen:
         made = drafted(network, trajectory, numbers[start], None)

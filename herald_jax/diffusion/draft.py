@@ -52,4 +52,5 @@ def representative_position(start: Place, block_size: int) -> Place:
       start: first position of the current block, NumPy or JAX, any shape.
       block_size: B.
     """
-    return start + block_size + block_size // 2
+    (centre,) = mask_places(block_size, 1)
+    return start + block_size + centre

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import jax
 
-from herald_jax.diffusion.draft import mask_places, spaced_masks
+from herald_jax.diffusion.draft import mask_places
 from herald_jax.engine.batch import Batch
 from herald_jax.engine.block_rows import BlockRows
 from herald_jax.engine.lookahead import Lookahead
@@ -33,10 +33,11 @@ class Handover:
 
         With ``idle`` it wants as much of a batch without requests, and selects nothing.
         """
-        selector, block = self.retrieval.selector, self.batch.shape.block_size
+        selector, shape = self.retrieval.selector, self.batch.shape
         if not idle and not self.batch.continues():
             return None
         job: SelectionJob
+        places = mask_places(shape.block_size, shape.masks)
 
         def prepare() -> None:
             nonlocal job
@@ -61,10 +62,10 @@ class Handover:
             self.retrieval.begin(job, rows, representative=representative, queries=queries)
 
         if isinstance(selector, LayerSerialSelector):
-            centre = mask_places(block, 1)
-            return Lookahead(centre, True, selector.attends_draft, None, prepare, begin)
+            return Lookahead(places, True, selector.attends_draft, None, prepare, begin)
         assert isinstance(selector, QueryOnceSelector)
-        places = spaced_masks(block, selector.spacing) if selector.drafted else ()
+        if not selector.drafted:
+            places = ()
         return Lookahead(places, False, selector.drafted, selector.merge_step, prepare, begin)
 
     def boundary(self) -> dict[int, str]:

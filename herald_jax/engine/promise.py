@@ -31,8 +31,10 @@ class Promises(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None:
+            return
         for each in self.made:
-            if error is not None and not each.done():
+            if not each.done():
                 # Of their own: an exception that several threads raise has the traces of all.
                 each.set_exception(EngineError(f"the main stream failed: {error!r}"))
 
