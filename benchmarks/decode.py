@@ -38,9 +38,10 @@ from benchmarks.shapes import SHAPES, random_stack
 from herald_jax import Budget, EngineConfig
 from herald_jax.cli.options import read_size
 from herald_jax.cli.platform import prepare_platform
-from herald_jax.engine.config import KeyIndex, Transfer
+from herald_jax.engine.config import KeyIndex
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.sizing import Sizing
+from herald_jax.kv.device_cache import Transfer
 from herald_jax.selection import SELECTORS
 
 WARM_UP_BLOCKS = 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from herald_jax.engine.config import KeyIndex, Transfer
+from herald_jax.engine.config import KeyIndex
+from herald_jax.kv.device_cache import Transfer
 
 MODELS = ("llada2.0-mini", "sdar-8b")
 #: Marks the largest batch that fits both memories.

@@ -18,8 +18,9 @@ from typing import Any, get_args
 from benchmarks.environment import arguments, write
 from benchmarks.shapes import SHAPES, random_model, random_prompts
 from herald_jax import Budget, Engine, EngineConfig, GenerationConfig
-from herald_jax.engine.config import KeyIndex, Transfer
+from herald_jax.engine.config import KeyIndex
 from herald_jax.engine.timeline import Span
+from herald_jax.kv.device_cache import Transfer
 
 WARM_UP_BLOCKS = 2
 

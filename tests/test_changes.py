@@ -35,7 +35,7 @@ def shape_of(slots: int, selected: int, candidates: int, layers: int = 3) -> Cac
         kv_heads=HEADS,
         head_dim=DIM,
         dtype=np.dtype(np.float32),
-        changes=True,
+        transfer="changes",
     )
 
 

@@ -463,7 +463,7 @@ def test_booked_equals_planned(method, transfer, key_index):
         session.retrieval.transfer if session.retrieval else session.current,
         session.shape,
     )
-    if shape.changes:
+    if shape.transfer == "changes":
         staging = moving._memory.arrays
     else:
         staging = moving.staging.keys + moving.staging.values if moving else []
@@ -472,12 +472,12 @@ def test_booked_equals_planned(method, transfer, key_index):
     held = sum(b.nbytes for pair in session.cache.pool for b in pair)
     assert held == shape.pool_bytes
     # What changes hold on the device at their peak is measured in test_changes.py.
-    if not (shape.changes or shape.within_step):
+    if not (shape.transfer == "changes" or shape.within_step):
         assert shape.incoming_bytes == plan.staging
     partial = getattr(session.current, "partial", None)
     assert shape.partial_bytes == (partial.nbytes if partial else 0)
     assert shape.active_bytes + shape.incoming_bytes + shape.partial_bytes == plan.pools
-    assert shape.refines or shape.changes or shape.active_bytes == held
+    assert shape.refines or shape.transfer == "changes" or shape.active_bytes == held
     weights = made.stack.parameter_bytes
     assert weights == plan.weights
 

@@ -225,7 +225,7 @@ def test_importance_by_the_mass_that_attention_found_is_that_by_its_own():
     voters = jnp.ones((4, 8), bool)
     out, mass = jax.jit(attention.attend_with_mass)(*full, lengths)
     assert mass is not None
-    np.testing.assert_allclose(out, attention.attend(*full, lengths), atol=2e-2)
+    np.testing.assert_allclose(out, jax.jit(attention.attend)(*full, lengths), atol=2e-2)
     given = jax.jit(attention.importance)(*full[:2], lengths, voters, mass)
     own = jax.jit(attention.importance)(*full[:2], lengths, voters)
     np.testing.assert_allclose(given, own, rtol=2e-3, atol=1e-6)

@@ -18,8 +18,9 @@ MOST_TOKENS, MOST_REQUESTS = 2**31 - 1, 65536
 class TransferName(StrEnum):
     """How selected rows come to the device."""
 
-    changes = "changes"
     full = "full"
+    changes = "changes"
+    direct = "direct"
 
 
 class Dtype(StrEnum):
@@ -93,9 +94,9 @@ MaxBatch = Annotated[
 Transfer = Annotated[
     TransferName,
     typer.Option(
-        help="Which selected rows are copied to the device between blocks. changes: those that the "
-        "block before did not select, since the others are there already; full: all of them, which "
-        "gives the same answers and shows what changes save."
+        help="How selected rows come to the device between blocks; answers are the same. full: all "
+        "of them are copied; changes: those that the block before did not select, since the others "
+        "are there already; direct: the device reads them itself."
     ),
 ]
 DeviceMemory = Annotated[

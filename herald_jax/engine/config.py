@@ -17,10 +17,10 @@ from herald_jax.diffusion.rules import (
     rule_named,
 )
 from herald_jax.kv.budget import Budget
+from herald_jax.kv.device_cache import Transfer
 from herald_jax.models.config import ModelConfig
 
 KeyIndex = Literal["int8", "int4", "none"]
-Transfer = Literal["changes", "full"]
 
 #: Prompt tokens that are read together. On a GPU each chunk reads all weights once; elsewhere the
 #: scores of a chunk are held whole.
@@ -102,7 +102,8 @@ class EngineConfig:
         if self.exact_layers is not None and self.exact_layers < 0:
             raise ValueError(f"--exact-layers {self.exact_layers} is negative: give 0 or more")
         if self.transfer not in get_args(Transfer):
-            raise ValueError(f'transfer {self.transfer!r} is unknown: give "changes" or "full"')
+            known = ", ".join(get_args(Transfer)[:-1]) + f" or {get_args(Transfer)[-1]}"
+            raise ValueError(f"--transfer {self.transfer!r} is unknown: use {known}")
         if self.sinks < 0:
             raise ValueError(f"sinks {self.sinks} is negative: give 0 or more")
 

@@ -219,7 +219,7 @@ class MainStream:
         """As ``_pool``, with the merged queries of every sparse layer."""
         queries: list[Queries] = []
         candidates: list[Any] = []
-        keeps = refines and self.cache.shape.changes
+        keeps = refines and self.cache.shape.keeps_candidates
         for group, part in self._pool_parts():
             program = self.stack.on_layers(self.programs.query_step, group, donate=[0])
             x, self.cache.pool[part], merged, passed = program(

@@ -27,11 +27,9 @@ from herald_jax.engine.retrieval import Retrieval
 from herald_jax.engine.stack import LayerStack
 from herald_jax.engine.step_programs import Queries
 from herald_jax.engine.timeline import Timeline
-from herald_jax.engine.wait import wait_ready
+from herald_jax.engine.transfers import pool_transfer
 from herald_jax.engine.worker import Worker, wait_done
-from herald_jax.kv.changes import ChangesTransfer
-from herald_jax.kv.device_cache import CacheShape, DeviceCache
-from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
+from herald_jax.kv.device_cache import DeviceCache
 from herald_jax.selection import (
     LayerSerialSelector,
     MergedQueries,
@@ -49,24 +47,22 @@ class RetrievalStream:
         self,
         selector: Selector,
         stack: LayerStack,
-        shape: CacheShape,
+        cache: DeviceCache,
+        pool: np.ndarray,
         *,
-        device: jax.Device,
         streams: int,
         timeout: float,
         timeline: Timeline,
     ) -> None:
-        self.selector, self.stack, self.shape = selector, stack, shape
-        self.device, self.timeout, self.timeline = device, timeout, timeline
+        self.selector, self.stack, self.shape = selector, stack, cache.shape
+        self.timeout, self.timeline = timeout, timeline
+        shape, device = cache.shape, cache.device
+        self.device = device
         streams = min(streams, shape.slots)
         cuts = [shape.slots * part // streams for part in range(streams + 1)]
         self.parts = list(itertools.pairwise(cuts))
         self.workers = [Worker(f"retrieval-{index}") for index in range(streams)]
-        self.transfer: PoolTransfer[Any]
-        if shape.changes:
-            self.transfer = ChangesTransfer(shape, self.parts, device, self._await_copy)
-        else:
-            self.transfer = FullTransfer(shape, self.parts, device)
+        self.transfer = pool_transfer(cache, self.parts, pool, timeout=timeout, timeline=timeline)
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []
@@ -142,6 +138,8 @@ class RetrievalStream:
             with contextlib.suppress(EngineError):
                 self._await(futures)
         self._stored, self._futures, self._current = [], [], None
+        with contextlib.suppress(EngineError):
+            self.transfer.settle()
 
     def join(self) -> Retrieval:
         """Waits for the retrieval that was begun and returns it.
@@ -190,11 +188,6 @@ class RetrievalStream:
         for slot in done.failures:
             self.transfer.forget(slot)
         return committed
-
-    def _await_copy(self, array: jax.Array) -> None:
-        began = time.perf_counter()
-        wait_ready(array, self.timeout, "the copy of rows that are new to the device")
-        self.timeline.stall_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Ends the threads and unregisters staging."""

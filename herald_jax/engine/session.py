@@ -115,8 +115,8 @@ class Session:
             self.retrieval = RetrievalStream(
                 selector,
                 stack,
-                shape,
-                device=device,
+                self.cache,
+                self.full_pool.buffer,
                 streams=streams,
                 timeout=config.timeout,
                 timeline=timeline,

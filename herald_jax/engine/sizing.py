@@ -97,7 +97,7 @@ class Sizing:
                 else 0
             ),
             key_index=None if kept == "none" else kept,
-            changes=self.config.transfer == "changes",
+            transfer=self.config.transfer,
             masks=self._masks(selector),
         )
 

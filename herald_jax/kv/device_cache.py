@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ from jax.sharding import SingleDeviceSharding
 from host_kernels import IndexKind
 
 Buffer = tuple[jax.Array, jax.Array]
+#: How selected rows come to the device: all of them copied, or those that it lacks, or all of them
+#: read by the device itself.
+Transfer = Literal["full", "changes", "direct"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class CacheShape:
         place of the pool before it.
       partial_channels: P, channels of every key that stay on the device to choose by.
       key_index: the index of its keys that the full pool keeps, or None.
-      changes: between blocks only rows that the previous selection lacked are fetched.
+      transfer: how the rows of the next block come to the device.
       masks: of the next block, those that step 1 carries along beside the draft; more than one
         attend together with it.
     """
@@ -50,7 +54,7 @@ class CacheShape:
     within_step: bool = False
     partial_channels: int = 0
     key_index: IndexKind | None = None
-    changes: bool = False
+    transfer: Transfer = "full"
     masks: int = 1
 
     @property
@@ -87,9 +91,20 @@ class CacheShape:
         return self.candidates > self.selected
 
     @property
+    def keeps_candidates(self) -> bool:
+        """Whether what step 0 chose from stays until the boundary."""
+        return self.refines and self.transfer != "full"
+
+    @property
+    def resting_bytes(self) -> int:
+        """Bytes of pools and partial keys between two blocks."""
+        idle = self.transfer == "direct" and not self.refines
+        return self.pool_bytes * (2 if idle else 1) + self.partial_bytes
+
+    @property
     def refined_bytes(self) -> int:
         """Bytes of what step 0 keeps, where the candidates stay for the next block's changes."""
-        if not (self.changes and self.refines):
+        if not (self.transfer == "changes" and self.refines):
             return 0
         return self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
 
@@ -98,9 +113,10 @@ class CacheShape:
         """Bytes of the pool that a block attends, at the peak of the block.
 
         Where step 0 refines it, the candidates of a layer go as soon as the best of them are kept,
-        and all of them before anything of the next pool arrives.
+        and all of them before anything of the next pool arrives; with direct transfers they are the
+        idle pool from then on.
         """
-        if self.changes or not self.refines:
+        if self.transfer == "changes" or not self.refines:
             return self.pool_bytes + self.refined_bytes
         return self.sparse_layers * self.layer_bytes(2 * self.block_size + self.selected)
 
@@ -128,15 +144,17 @@ class CacheShape:
             return self.whole_layers * self.layer_bytes(self.rows)
         if self.within_step:
             return 0
-        if self.changes:
+        if self.transfer == "changes":
             return self.changes_room + self.layer_bytes(self.pool_rows)
         return self.pool_bytes
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes on the host of what is on its way to the device."""
-        if self.changes:
+        """Bytes on the host of what is on its way to the device, or of which rows it shall read."""
+        if self.transfer == "changes":
             return self.sparse_layers * self.change_bytes
+        if self.transfer == "direct":
+            return self.sparse_layers * self.slots * (20 + 4 * self.kv_heads * self.candidates)
         return self.pool_bytes if self.within_step else self.incoming_bytes
 
     @property
@@ -174,8 +192,8 @@ class DeviceCache:
 
     Attributes:
       exact: the exact layers' buffers; ``pool``: the active sparse pool.
-      candidates: the pool as it was at the boundary, where step 0 refined it and the next block's
-        changes need all of its rows; empty otherwise.
+      candidates: the pool as it was at the boundary, where step 0 refined it and the transfer
+        keeps it: changes need all of its rows, and direct ones its room; empty otherwise.
     """
 
     def __init__(self, shape: CacheShape, device: jax.Device) -> None:
@@ -198,8 +216,8 @@ class DeviceCache:
 
         Rows beyond a request's length weigh nothing, but nothing times NaN is NaN.
         """
-        self.exact = _cleared(self.exact, np.int32(slot))
-        self.pool = _cleared(self.pool, np.int32(slot))
+        self.exact = cleared(self.exact, np.int32(slot))
+        self.pool = cleared(self.pool, np.int32(slot))
 
     def reset_pool(self) -> None:
         """An empty active pool, for when nothing was retrieved for the coming block."""
@@ -211,5 +229,6 @@ class DeviceCache:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _cleared(buffers: list[Buffer], slot: jax.Array) -> list[Buffer]:
+def cleared(buffers: list[Buffer], slot: jax.Array) -> list[Buffer]:
+    """The same with zeros for a slot."""
     return [(k.at[slot].set(0), v.at[slot].set(0)) for k, v in buffers]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from herald_jax.kv.budget import Budget
-from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.device_cache import CacheShape, Transfer
 from herald_jax.kv.full_pool import index_bytes, row_bytes
 from herald_jax.models import attention_parts, head_kernel
 from herald_jax.models.config import EXPERT_ROWS, ModelConfig
@@ -79,7 +79,7 @@ def cache_shape(
     within_step: bool = False,
     partial_channels: int = 0,
     key_index: IndexKind | None = None,
-    changes: bool = False,
+    transfer: Transfer = "full",
     masks: int = 1,
 ) -> CacheShape:
     """Buffer sizes for ``slots`` requests of at most ``max_context`` tokens.
@@ -112,7 +112,7 @@ def cache_shape(
         within_step=within_step,
         partial_channels=partial_channels,
         key_index=key_index if sparse else None,
-        changes=changes and candidates > 0 and not (whole_layers or within_step),
+        transfer=transfer if candidates and not (whole_layers or within_step) else "full",
         masks=masks,
     )
 
@@ -186,7 +186,7 @@ def plan(
         weights=config.parameter_count * itemsize,
         exact=shape.exact_bytes,
         pools=pools,
-        prefill=max(0, reading - (pools - shape.pool_bytes - shape.partial_bytes) - workspace),
+        prefill=max(0, reading - (pools - shape.resting_bytes) - workspace),
         workspace=workspace,
         host_pool=kept * row_bytes(heads, dim, shape.dtype, shape.rows),
         key_index=kept * index_bytes(heads, dim, shape.rows, shape.key_index),

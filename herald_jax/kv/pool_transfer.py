@@ -79,6 +79,9 @@ class PoolTransfer(abc.ABC, Generic[Sent]):
           host.
         """
 
+    def settle(self) -> None:
+        """Waits until no row is under way that nobody will take."""
+
     def forget(self, slot: int | None = None) -> None:
         """Says that a slot's rows on the device (None: all slots') are not those of ``swap``."""
 
@@ -165,12 +168,16 @@ def _swapped(
     idle: list[Buffer], active: list[Buffer], block: int
 ) -> tuple[list[Buffer], jax.Array]:
     """The idle pool with the committed block as its tail, and the committed rows."""
+    return with_tails(idle, active, block), own_rows(active, block)
+
+
+def with_tails(idle: list[Buffer], active: list[Buffer], block: int) -> list[Buffer]:
+    """The idle pool with the committed block, the active one's own rows, as its tail."""
 
     def with_tail(buffer: jax.Array, own: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(buffer, own[:, :block], (0, block, 0, 0))
 
-    pool = [
+    return [
         (with_tail(k, own_k), with_tail(v, own_v))
         for (k, v), (own_k, own_v) in zip(idle, active, strict=True)
     ]
-    return pool, own_rows(active, block)

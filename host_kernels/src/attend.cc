@@ -229,7 +229,6 @@ class Runner {
     if (bad(u)) return;
     HeadSelect h;
     h.weights = s.weights;
-    h.weight_stride = s.stride;
     h.exponents = s.exponents;
     h.group = c_.group;
     h.maximum = s.head_maximum;

@@ -21,7 +21,6 @@ ChunkScan chunk_of(const AttendCall& c, const HeadScratch& s, int64_t chunk, int
   scan.log2_scale = c.scale * kLog2E;
   scan.ahead = &ahead;
   scan.weights = s.weights;
-  scan.weight_stride = s.stride;
   scan.exponents = s.exponents;
   scan.lanes = s.lanes + chunk * c.group * kMaxLanes;
   scan.maximum = s.maximum + chunk * c.group;
@@ -83,7 +82,8 @@ void write_rest(const AttendCall& c, int64_t slot, int64_t head, const HeadScrat
     double selected = 0;
     for (int64_t j = 0; j < c.budget[slot]; ++j) {
       const float exponent = s.exponents[rows[j] / kTileRows * c.group + g];
-      selected += static_cast<double>(s.weights[g * s.stride + rows[j]]) *
+      const int64_t at = tile_weights(rows[j] / kTileRows, c.group, g) + rows[j] % kTileRows;
+      selected += static_cast<double>(s.weights[at]) *
                   static_cast<double>(power_of_two(exponent - maximum));
     }
     const double rest = static_cast<double>(s.head_normaliser[g]) - selected;

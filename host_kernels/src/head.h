@@ -32,7 +32,6 @@ struct HeadScratch {
   HeadScratch(Carver& carver, const AttendCall& c, int64_t rows, int64_t query_bytes) {
     const int64_t padded = round_up(rows, kTileRows), chunks = (rows + kChunkRows - 1) / kChunkRows;
     const int64_t dims = c.group * round_up(c.dim, kDimPad);
-    stride = padded;
     query = carver.take<char>(query_bytes);
     const bool twice = scores_twice(c);
     weights = twice ? nullptr : carver.take<float>(c.group * padded);
@@ -46,7 +45,6 @@ struct HeadScratch {
     head_normaliser = carver.take<float>(c.group);
     head_output = carver.take<float>(round_up(c.dim, kDimPad));
   }
-  int64_t stride;
   char* query;
   float *weights, *exponents, *importance;
   float *lanes, *maximum, *normaliser, *output;         // per chunk

@@ -66,8 +66,9 @@ struct ChunkScan {
   const void* query;   // as written by prepare_query
   float log2_scale;    // softmax scale * log2(e)
   Ahead* ahead;        // of the scan
-  float* weights;      // [group][weight_stride]: 2^(score - exponent of its tile), or null
-  int64_t weight_stride;
+  // 2^(score - exponent of its tile), [tiles of the head][group][kTileRows], or null. One stream to
+  // write and read: a plane a query would put the rows of a tile into as many lines of one set.
+  float* weights;
   float* exponents;  // [tiles of the head][group]: the integer maximum in force at each tile
   float* lanes;      // scratch, [group][kMaxLanes]
   // Result of the chunk, [group] each; output is [group][padded dim] in the variant's lane order.
@@ -78,8 +79,7 @@ struct ChunkScan {
 
 // Turns the stored weights of one head into importance and takes the `budget` best rows.
 struct HeadSelect {
-  const float* weights;  // null: importance is there already
-  int64_t weight_stride;
+  const float* weights;  // as ChunkScan has them; null: importance is there already
   const float* exponents;
   int64_t group;
   const float* maximum;     // [group], over everything attended
@@ -124,6 +124,11 @@ struct KernelTable {
   // the variant has no instruction of its own for them.
   int64_t (*multiply_adds)(DType, int64_t rounds, float* sum);
 };
+
+// Where the weights of a query for the rows of a tile begin.
+static constexpr int64_t tile_weights(int64_t tile, int64_t group, int64_t query) {
+  return (tile * group + query) * kTileRows;
+}
 
 extern const KernelTable kScalarTable;
 extern const KernelTable kAvx2Table;

@@ -72,7 +72,6 @@ void scan_rows(const KernelTable& table, const char* keys, int64_t rows, const P
   scan.query = scratch;
   scan.log2_scale = 1;
   scan.weights = reinterpret_cast<float*>(scratch + query_bytes);
-  scan.weight_stride = rows;
   scan.exponents = scan.weights + kGroup * rows;
   while (scan.end < rows) {
     ChunkScan turns[kMaxStreams];

@@ -64,7 +64,6 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
   scan.query = s.query;
   scan.log2_scale = c.scale * kLog2E;
   scan.weights = s.weights;
-  scan.weight_stride = s.stride;
   scan.exponents = s.exponents;
   scan.lanes = s.lanes;
   scan.maximum = s.maximum;
@@ -80,7 +79,6 @@ bool rerank_head(const RerankCall& c, const KernelTable& table, int64_t slot, in
   }
   HeadSelect h{};
   h.weights = s.weights;
-  h.weight_stride = s.stride;
   h.exponents = s.exponents;
   h.group = c.group;
   h.maximum = s.maximum;

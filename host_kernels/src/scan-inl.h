@@ -45,7 +45,7 @@ bool scan_tile(const ChunkScan& c, const Scorer& scorer, int64_t row) {
       const int64_t g = first + i;
       float* tile = scores + i * kTileRows;
       if (count < kTileRows) pad_scores(tile, count);
-      float* weights = c.weights ? c.weights + g * c.weight_stride + row : own;
+      float* weights = c.weights ? c.weights + tile_weights(row / kTileRows, c.group, g) : own;
       float rescale;
       Simd::F sum;
       if (!weigh_tile(tile, count, scorer.factor(g), c.maximum[g], rescale, weights, sum))

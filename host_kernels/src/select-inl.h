@@ -31,14 +31,14 @@ inline void compute_importance(const HeadSelect& h) {
   constexpr int kVectors = kTileRows / Simd::kLanes;
   for (int64_t row = 0; row < h.select_len; row += kTileRows) {
     const float* exponents = h.exponents + row / kTileRows * h.group;
+    const float* weights = h.weights + tile_weights(row / kTileRows, h.group, 0);
     Simd::F sums[kVectors];
     for (int i = 0; i < kVectors; ++i) sums[i] = Simd::set(0);
     for (int64_t g = 0; g < h.group; ++g) {
       const float power = exp2_integer(exponents[g] - h.maximum[g]);
       const Simd::F factor = Simd::set(power / h.normaliser[g]);
-      const float* weights = h.weights + g * h.weight_stride + row;
       for (int i = 0; i < kVectors; ++i) {
-        const Simd::F w = Simd::load(weights + i * Simd::kLanes);
+        const Simd::F w = Simd::load(weights + g * kTileRows + i * Simd::kLanes);
         sums[i] = Simd::add(sums[i], share(w, factor));
       }
     }

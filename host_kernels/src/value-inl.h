@@ -8,11 +8,10 @@
 namespace herald {
 namespace {
 
-// output[g] += sum over rows of weight[g][row] * V[row], for Q queries and P pairs of vectors.
+// output[g] += sum over rows of a tile of weights[g][row] * V[row], for Q queries and P pairs of vectors.
 template <class T, int Q, int P>
 inline void add_values(const char* values, int64_t stride, int64_t rows, bool tail,
-                       const float* weights, int64_t weight_stride, float* output,
-                       int64_t output_stride, Ahead& ahead) {
+                       const float* weights, float* output, int64_t output_stride, Ahead& ahead) {
   Simd::F sums[Q][2 * P];
   for (int g = 0; g < Q; ++g)
     for (int i = 0; i < 2 * P; ++i)
@@ -24,7 +23,7 @@ inline void add_values(const char* values, int64_t stride, int64_t rows, bool ta
     for (int i = 0; i < P; ++i)
       Simd::load_pair(v + i * kPair, tail && i == P - 1, value[2 * i], value[2 * i + 1]);
     for (int g = 0; g < Q; ++g) {
-      const Simd::F w = Simd::set(weights[g * weight_stride + r]);
+      const Simd::F w = Simd::set(weights[g * kTileRows + r]);
       for (int i = 0; i < 2 * P; ++i) sums[g][i] = Simd::fma(w, value[i], sums[g][i]);
     }
   }
@@ -35,16 +34,16 @@ inline void add_values(const char* values, int64_t stride, int64_t rows, bool ta
 
 template <class T, int Q>
 inline void add_values_of(const char* values, int64_t stride, int64_t rows, int64_t dim,
-                          const float* weights, int64_t weight_stride, float* output,
-                          int64_t output_stride, Ahead& ahead) {
+                          const float* weights, float* output, int64_t output_stride,
+                          Ahead& ahead) {
   constexpr int P = Simd::kOutputPairs;
   int64_t d = 0;
   for (; P > 1 && d + (P - 1) * kPair < dim; d += P * kPair)
     add_values<T, Q, P>(values + d * sizeof(T), stride, rows, d + P * kPair > dim, weights,
-                        weight_stride, output + d, output_stride, ahead);
+                        output + d, output_stride, ahead);
   for (; d < dim; d += kPair)
     add_values<T, Q, 1>(values + d * sizeof(T), stride, rows, d + kPair > dim, weights,
-                        weight_stride, output + d, output_stride, ahead);
+                        output + d, output_stride, ahead);
 }
 
 // Calls of step() while the values of a tile are added.
@@ -62,7 +61,7 @@ inline void add_tile_values(const ChunkScan& c, int64_t row, int64_t count) {
   const char* values = static_cast<const char*>(c.values) + row * stride;
   int64_t g = 0;
   const auto each = [&](auto add, int64_t queries) {
-    add(values, stride, count, c.dim, c.weights + g * c.weight_stride + row, c.weight_stride,
+    add(values, stride, count, c.dim, c.weights + tile_weights(row / kTileRows, c.group, g),
         c.output + g * padded, padded, *c.ahead);
     g += queries;
   };

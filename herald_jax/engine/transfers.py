@@ -1,0 +1,67 @@
+"""The transfer that a session's cache was made for, with waits that end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.timeline import Timeline
+from herald_jax.engine.wait import wait_ready
+from herald_jax.kv.changes import ChangesTransfer
+from herald_jax.kv.device_cache import DeviceCache
+from herald_jax.kv.direct import DirectTransfer
+from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
+from herald_jax.kv.row_reader import row_reader
+
+#: Seconds between two looks at what the device has read.
+LOOK = 1e-4
+
+
+def pool_transfer(
+    cache: DeviceCache,
+    parts: Sequence[tuple[int, int]],
+    pool: np.ndarray,
+    *,
+    timeout: float,
+    timeline: Timeline,
+) -> PoolTransfer[Any]:
+    """Allocates what ``cache.shape.transfer`` needs.
+
+    Args:
+      parts: the slots [first, last) of each part-batch.
+      pool: all bytes of the full pool.
+      timeline: counts waits at the boundary as stalls.
+
+    Raises:
+      MemoryError: the host refuses it.
+      CudaError: the device cannot read host memory.
+    """
+    shape, device = cache.shape, cache.device
+
+    def copied(array: jax.Array) -> None:
+        began = time.perf_counter()
+        wait_ready(array, timeout, "the copy of rows that are new to the device")
+        timeline.stall_seconds += time.perf_counter() - began
+
+    def free(array: jax.Array) -> None:
+        wait_ready(array, timeout, "the steps that attend the idle pool")
+
+    def read(done: Callable[[], bool]) -> None:
+        began = time.perf_counter()
+        while not done():
+            if time.perf_counter() - began > timeout:
+                raise WaitTimeout(f"waited {timeout:g} s for the device to read selected rows")
+            time.sleep(LOOK)
+        timeline.stall_seconds += time.perf_counter() - began
+
+    if shape.transfer == "changes":
+        return ChangesTransfer(shape, parts, device, copied)
+    if shape.transfer == "direct":
+        reader = row_reader(shape, pool, device)
+        return DirectTransfer(cache, parts, reader, ready=free, read=read)
+    return FullTransfer(shape, parts, device)

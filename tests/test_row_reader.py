@@ -1,0 +1,96 @@
+"""The device reading selected rows itself, against the gather on the host."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import host_kernels
+from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.row_reader import row_reader
+
+
+def shape_of(slots: int, heads: int, dim: int, candidates: int, dtype: type) -> CacheShape:
+    return CacheShape(
+        slots=slots,
+        rows=128,
+        exact_layers=0,
+        sparse_layers=2,
+        selected=candidates,
+        candidates=candidates,
+        block_size=8,
+        kv_heads=heads,
+        head_dim=dim,
+        dtype=np.dtype(dtype),
+        transfer="direct",
+    )
+
+
+@pytest.mark.parametrize(
+    "platform",
+    [
+        "cpu",
+        pytest.param(
+            "gpu",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    ("slots", "heads", "dim", "candidates"),
+    [(1, 1, 16, 1), (3, 2, 16, 7), (2, 4, 128, 65), (5, 8, 80, 33), (20, 4, 128, 96)],
+)
+def test_rows_are_those_of_a_gather(platform, dtype, slots, heads, dim, candidates):
+    """Extents of several lengths, slots that want nothing, and all other rows left alone."""
+    shape = shape_of(slots, heads, dim, candidates, dtype)
+    device = jax.devices(platform)[0]
+    rng = np.random.default_rng(slots)
+    rows = [candidates + 3 * n for n in range(slots)]
+    sizes = [heads * 2 * each * dim for each in rows]
+    pool = host_kernels.Arena(2 * sum(sizes) * np.dtype(dtype).itemsize).buffer
+    numbers = pool.view(dtype)
+    numbers[:] = rng.standard_normal(numbers.shape).astype(dtype)
+    ends = np.cumsum([0, *sizes * 2])
+    extents = [
+        [
+            numbers[ends[layer * slots + n] : ends[layer * slots + n + 1]].reshape(
+                heads, 2, rows[n], dim
+            )
+            for n in range(slots)
+        ]
+        for layer in range(2)
+    ]
+    reader = row_reader(shape, pool, device)
+    parts = [(0, slots)] if slots == 1 else [(0, slots // 2), (slots // 2, slots)]
+    with jax.default_device(device):
+        for layer in range(2):
+            counts = rng.integers(0, candidates + 1, slots).astype(np.int32)
+            counts[0] = candidates
+            indices = np.full((slots, heads, candidates), -1, np.int32)
+            for n in range(slots):
+                for head in range(heads):
+                    chosen = rng.choice(rows[n], counts[n], replace=False)
+                    indices[n, head, : counts[n]] = np.sort(chosen)
+            size = (slots, 16 + candidates, heads, dim)
+            before = [rng.standard_normal(size).astype(dtype) for _ in range(2)]
+            buffer = tuple(jnp.array(part) + 0 for part in before)
+            jax.block_until_ready(buffer)
+            for first, last in parts:
+                cut = slice(first, last)
+                given = extents[layer][cut], indices[cut], counts[cut]
+                reader.read(layer, first, *given, buffer, 16)
+            while not reader.done():
+                time.sleep(1e-4)
+            host_kernels.gather(extents[layer], indices, counts, *before, row_offset=16)
+            for found, wanted in zip(buffer, before, strict=True):
+                np.testing.assert_array_equal(np.asarray(found), wanted)
+    reader.close()
