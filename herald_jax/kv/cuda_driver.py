@@ -11,6 +11,7 @@ import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,14 +103,16 @@ class Context:
 class Kernel:
     """One function of a CUDA source, and a stream of its own to run it on."""
 
-    def __init__(self, context: Context, source: Path, name: str) -> None:
-        """Compiles and loads it.
+    def __init__(
+        self, context: Context, source: Path, name: str, options: Sequence[str] = ()
+    ) -> None:
+        """Compiles and loads it; ``options``: of the compiler.
 
         Raises:
           CudaError: the compiler is missing or refuses it, or the driver does.
         """
         self.context = context
-        image = _compiled(source.read_text(), context.architecture)
+        image = _compiled(source.read_text(), context.architecture, tuple(options))
         library = context.enter()
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         check(library.cuModuleLoadData(ctypes.byref(self._module), image), f"{name} was not loaded")
@@ -126,13 +129,16 @@ class Kernel:
         )
 
     def launch(
-        self, blocks: int, threads: int, shared: int, arguments: Sequence[ctypes._SimpleCData[int]]
+        self,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Any],
     ) -> None:
         """Queues the kernel; returns at once.
 
         Args:
-          blocks, threads: of the grid, and of a block, which has ``shared`` bytes of shared memory.
-          arguments: of the function, in order.
+          blocks, threads: of the grid, and of a block.
+          arguments: of the function, in order, of ctypes.
 
         Raises:
           CudaError: the driver refuses.
@@ -141,9 +147,23 @@ class Kernel:
             *(ctypes.addressof(argument) for argument in arguments)
         )
         status = self.context.enter().cuLaunchKernel(
-            self._function, blocks, 1, 1, threads, 1, 1, shared, self._stream, pointers, None
+            self._function, blocks, 1, 1, threads, 1, 1, 0, self._stream, pointers, None
         )
         check(status, "the kernel could not be launched")
+
+    def copy(self, source: np.ndarray, target: int) -> None:
+        """Queues a copy of mapped host memory to an address of the device; returns at once.
+
+        Raises:
+          CudaError: the driver refuses.
+        """
+        status = self.context.enter().cuMemcpyHtoDAsync_v2(
+            ctypes.c_uint64(target),
+            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_size_t(source.nbytes),
+            self._stream,
+        )
+        check(status, "the copy could not be started")
 
     def done(self) -> bool:
         """Whether all that was launched has ended.
@@ -178,18 +198,20 @@ def _compiler() -> ctypes.CDLL:
 
 
 @functools.cache
-def _compiled(source: str, architecture: str) -> bytes:
+def _compiled(source: str, architecture: str, more: tuple[str, ...]) -> bytes:
     """The binary of a CUDA source for one architecture.
 
     Raises:
       CudaError: the compiler is missing, or its message.
     """
     library, program = _compiler(), ctypes.c_void_p()
-    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *more]
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     try:
         status = library.nvrtcCompileProgram(
-            program, len(options), (ctypes.c_char_p * len(options))(*options)
+            program,
+            len(options),
+            (ctypes.c_char_p * len(options))(*(option.encode() for option in options)),
         )
         if status:
             raise CudaError(f"the kernel was not compiled: {_log(library, program)}")

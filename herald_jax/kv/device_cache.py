@@ -154,7 +154,7 @@ class CacheShape:
         if self.transfer == "changes":
             return self.sparse_layers * self.change_bytes
         if self.transfer == "direct":
-            return self.sparse_layers * self.slots * (20 + 4 * self.kv_heads * self.candidates)
+            return self.sparse_layers * self.slots * self.kv_heads * self.candidates * 4
         return self.pool_bytes if self.within_step else self.incoming_bytes
 
     @property

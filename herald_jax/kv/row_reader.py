@@ -6,6 +6,7 @@ import abc
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,10 +16,19 @@ from herald_jax.kv.cuda_driver import Context, Kernel
 from herald_jax.kv.device_cache import Buffer, CacheShape
 
 SOURCE = Path(__file__).with_name("read_rows.cu")
-#: Of the kernel: enough reads under way for the link, on few multiprocessors.
-BLOCKS, THREADS = 4, 512
-#: Bytes a thread reads at once, and what the kernel knows of a slot in shared memory.
-LANE_BYTES, SLOT_BYTES = 16, 24
+#: Of the kernel: enough reads under way for the link, on few multiprocessors. Rows of K and of V
+#: that a thread has under way, and slots of one launch at most.
+BLOCKS, THREADS, ROWS, SLOTS = 4, 512, 8, 128
+#: Bytes that a thread reads at once.
+LANE_BYTES = 16
+
+
+class _Slot(ctypes.Structure):
+    _fields_ = [("rows", ctypes.c_uint64), ("span", ctypes.c_int), ("count", ctypes.c_int)]
+
+
+class _Slots(ctypes.Structure):
+    _fields_ = [("at", _Slot * SLOTS)]
 
 
 class RowReader(abc.ABC):
@@ -108,26 +118,24 @@ class CudaReader(RowReader):
 
         Raises:
           CudaError: the driver refuses, or the kernel cannot be compiled.
-          MemoryError: the host refuses the memory for orders.
+          MemoryError: the host refuses the memory for indices.
         """
-        layers, slots, heads = shape.sparse_layers, shape.slots, shape.kv_heads
-        self.shape, self._pool = shape, pool
+        size = (shape.slots, shape.kv_heads, shape.candidates)
+        self.shape = shape
         self._lanes = shape.head_dim * shape.dtype.itemsize // LANE_BYTES
         self._context = Context(device.local_hardware_id or 0)
-        self._kernel = Kernel(self._context, SOURCE, "read_rows")
-        # What the kernel is told lies in mapped memory too, a place for each layer and slot.
-        wide, size = layers * slots * 8, layers * slots * heads * shape.candidates * 4
-        self._orders = host_kernels.Arena(2 * wide + layers * slots * 4 + size)
-        whole = self._orders.buffer
-        self._extents = whole[:wide].view(np.uint64).reshape(layers, slots)
-        self._spans = whole[wide : 2 * wide].view(np.int64).reshape(layers, slots)
-        rest = whole[2 * wide :].view(np.int32)
-        self._counts = rest[: layers * slots].reshape(layers, slots)
-        self._indices = rest[layers * slots :].reshape(layers, slots, heads, -1)
+        options = [f"-DROWS={ROWS}", f"-DSLOTS={SLOTS}"]
+        self._kernel = Kernel(self._context, SOURCE, "read_rows", options)
+        # A layer's are written once those of the block before are no longer needed.
+        self._orders = host_kernels.Arena(shape.sparse_layers * int(np.prod(size)) * 4)
+        self._indices = self._orders.buffer.view(np.int32).reshape(-1, *size)
+        # The kernel finds a layer's indices here, whatever else was queued before.
+        self._wanted = jax.device_put(np.zeros(size, np.int32), device)
         self._mapped: list[np.ndarray] = []
-        for each in (whole, pool):
+        for each in (self._orders.buffer, pool):
             self._context.map(each)
             self._mapped.append(each)
+        self._wanted.block_until_ready()
 
     def read(
         self,
@@ -140,22 +148,36 @@ class CudaReader(RowReader):
         row_offset: int,
     ) -> None:
         """See ``RowReader.read``."""
-        count, shape = len(extents), self.shape
-        at = layer, slice(first, first + count)
-        self._extents[at] = [extent.ctypes.data for extent in extents]
-        self._spans[at] = [extent.shape[2] for extent in extents]
-        self._counts[at] = counts
-        self._indices[at] = indices
-        told = (self._extents[at], self._spans[at], self._counts[at], self._indices[at])
-        rows = buffer[0].shape[1]
+        self._indices[layer, first : first + len(extents)] = indices
+        for begin in range(0, len(extents), SLOTS):
+            some = slice(begin, begin + SLOTS)
+            self._launch(layer, first + begin, extents[some], counts[some], buffer, row_offset)
+
+    def _launch(
+        self,
+        layer: int,
+        first: int,
+        extents: Sequence[np.ndarray],
+        counts: np.ndarray,
+        buffer: Buffer,
+        row_offset: int,
+    ) -> None:
+        shape, count, rows = self.shape, len(extents), buffer[0].shape[1]
+        slots = _Slots()
+        for n, extent in enumerate(extents):
+            slots.at[n] = _Slot(extent.ctypes.data, extent.shape[2], int(counts[n]))
+        wanted = self._indices[layer, first : first + count]
+        place = self._wanted.unsafe_buffer_pointer() + first * wanted[0].nbytes
         skipped = first * rows * shape.kv_heads * self._lanes * LANE_BYTES
-        arguments = [
-            *(ctypes.c_uint64(each.ctypes.data) for each in told),
+        self._kernel.copy(wanted, place)
+        arguments: list[Any] = [
+            slots,
+            ctypes.c_uint64(place),
             *map(ctypes.c_int, (count, shape.kv_heads, shape.candidates, self._lanes)),
             *(ctypes.c_uint64(array.unsafe_buffer_pointer() + skipped) for array in buffer),
             *map(ctypes.c_int, (rows, row_offset)),
         ]
-        self._kernel.launch(BLOCKS, THREADS, count * SLOT_BYTES, arguments)
+        self._kernel.launch(BLOCKS, THREADS, arguments)
 
     def done(self) -> bool:
         """See ``RowReader.done``."""
