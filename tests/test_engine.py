@@ -471,7 +471,7 @@ def test_booked_equals_planned(method, transfer, key_index):
     session.cache.reset_pool()
     held = sum(b.nbytes for pair in session.cache.pool for b in pair)
     assert held == shape.pool_bytes
-    # What changes hold on the device at their peak is measured in test_changes.py.
+    # What changes hold on the device at their peak is measured in test_transfers.py.
     if not (shape.transfer == "changes" or shape.within_step):
         assert shape.incoming_bytes == plan.staging
     partial = getattr(session.current, "partial", None)

@@ -195,6 +195,8 @@ class RetrievalStream:
             worker.close()
         if self._callback is not None:
             self._callback.close()
+        with contextlib.suppress(EngineError):
+            self.transfer.settle()
         self.transfer.close()
 
     # -- on the worker threads ------------------------------------------------------------------

@@ -28,7 +28,7 @@ from herald_jax.kv.full_pool import FullPool
 from herald_jax.models.config import ModelConfig
 from herald_jax.selection import QueryOnceSelector, Selector
 
-SPARE_CORES = 3
+SPARE_CORES = 2
 
 
 class Session:

@@ -285,11 +285,14 @@ class StepPrograms:
             best = best_of(scores, budget, valid, self.selected, sinks=self.sinks)
         else:
             best = best_rows(scores, valid, self.selected, sinks=self.sinks)
-        rows = best.swapaxes(1, 2)[..., None] + fixed
+        chosen = best.swapaxes(1, 2)[..., None] + fixed
+        n, _, heads, _ = chosen.shape
+        own = jnp.broadcast_to(jnp.arange(fixed)[:, None, None], (n, fixed, heads, 1))
+        # The rows that all keep are gathered with the others: put in front of them, they would take
+        # a copy of everything.
+        rows = jnp.concatenate([own, chosen], axis=1)
 
         def keep(pool: jax.Array) -> jax.Array:
-            return jnp.concatenate(
-                [pool[:, :fixed], jnp.take_along_axis(pool, rows, axis=1, mode="clip")], axis=1
-            )
+            return jnp.take_along_axis(pool, rows, axis=1, mode="clip")
 
         return keep(buffer[0]), keep(buffer[1])

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from herald_jax.engine.errors import WaitTimeout
+from herald_jax.engine.errors import EngineError, WaitTimeout
 from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.changes import ChangesTransfer
+from herald_jax.kv.cuda_driver import CudaError
 from herald_jax.kv.device_cache import DeviceCache
 from herald_jax.kv.direct import DirectTransfer
 from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
@@ -39,7 +40,7 @@ def pool_transfer(
 
     Raises:
       MemoryError: the host refuses it.
-      CudaError: the device cannot read host memory.
+      EngineError: the device cannot read host memory.
     """
     shape, device = cache.shape, cache.device
 
@@ -51,9 +52,15 @@ def pool_transfer(
     def free(array: jax.Array) -> None:
         wait_ready(array, timeout, "the steps that attend the idle pool")
 
+    def finished(done: Callable[[], bool]) -> bool:
+        try:
+            return done()
+        except CudaError as error:
+            raise EngineError(f"the device could not read selected rows: {error}") from error
+
     def read(done: Callable[[], bool]) -> None:
         began = time.perf_counter()
-        while not done():
+        while not finished(done):
             if time.perf_counter() - began > timeout:
                 raise WaitTimeout(f"waited {timeout:g} s for the device to read selected rows")
             time.sleep(LOOK)
@@ -62,6 +69,11 @@ def pool_transfer(
     if shape.transfer == "changes":
         return ChangesTransfer(shape, parts, device, copied)
     if shape.transfer == "direct":
-        reader = row_reader(shape, pool, device)
+        try:
+            reader = row_reader(shape, pool, device)
+        except CudaError as error:
+            raise EngineError(
+                f"--transfer direct does not work on this machine: {error}; use --transfer full"
+            ) from error
         return DirectTransfer(cache, parts, reader, ready=free, read=read)
     return FullTransfer(shape, parts, device)

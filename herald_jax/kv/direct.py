@@ -12,10 +12,14 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from herald_jax.kv.cuda_driver import CudaError
 from herald_jax.kv.device_cache import Buffer, DeviceCache, cleared, zeros
 from herald_jax.kv.pool_transfer import PoolTransfer, own_rows, with_tails
 from herald_jax.kv.row_reader import RowReader
 from herald_jax.kv.transfer import fetched
+
+#: What the device may still read must stay where it is until the process ends.
+_UNENDED: list[DirectTransfer] = []
 
 
 class DirectTransfer(PoolTransfer[int]):
@@ -101,7 +105,13 @@ class DirectTransfer(PoolTransfer[int]):
 
     def close(self) -> None:
         """See ``PoolTransfer.close``."""
-        self.settle()
+        try:
+            ended = self.reader.done()
+        except CudaError:
+            ended = False
+        if not ended:
+            _UNENDED.append(self)
+            return
         self.reader.close()
         self._idle = []
 

@@ -1,4 +1,4 @@
-"""Copying only what the device lacks, against copying everything."""
+"""Copying only what the device lacks, and reading it there, against copying everything."""
 
 from __future__ import annotations
 
@@ -12,18 +12,29 @@ import pytest
 from networks import TINY, answers, engine, prompts
 
 from herald_jax import GenerationConfig
+from herald_jax.engine import transfers
+from herald_jax.engine.errors import EngineError
 from herald_jax.engine.request import Request
 from herald_jax.kv import changes
 from herald_jax.kv.changes import ChangesTransfer
-from herald_jax.kv.device_cache import CacheShape, DeviceCache
+from herald_jax.kv.cuda_driver import CudaError
+from herald_jax.kv.device_cache import CacheShape, DeviceCache, Transfer
+from herald_jax.kv.direct import DirectTransfer
 from herald_jax.kv.pool_transfer import FullTransfer
+from herald_jax.kv.row_reader import HostReader
 
 BLOCK, ROWS, HEADS, DIM = 4, 64, 2, 16
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
 METHODS = ["herald-draft", "herald-merged", "random"]
 
 
-def shape_of(slots: int, selected: int, candidates: int, layers: int = 3) -> CacheShape:
+def shape_of(
+    slots: int,
+    selected: int,
+    candidates: int,
+    layers: int = 3,
+    transfer: Transfer = "changes",
+) -> CacheShape:
     return CacheShape(
         slots=slots,
         rows=ROWS,
@@ -35,12 +46,16 @@ def shape_of(slots: int, selected: int, candidates: int, layers: int = 3) -> Cac
         kv_heads=HEADS,
         head_dim=DIM,
         dtype=np.dtype(np.float32),
-        transfer="changes",
+        transfer=transfer,
     )
 
 
+def await_rows(done):
+    assert done()
+
+
 class Pair:
-    """A transfer of changes and a full one that are told the same, over random rows."""
+    """The transfer of a shape and a full one that are told the same, over random rows."""
 
     def __init__(self, shape: CacheShape, parts: int, seed: int) -> None:
         self.shape, self.rng = shape, np.random.default_rng(seed)
@@ -48,10 +63,12 @@ class Pair:
         cuts = [shape.slots * n // parts for n in range(parts + 1)]
         self.parts = list(itertools.pairwise(cuts))
         self.caches = [DeviceCache(shape, device) for _ in range(2)]
-        self.transfers = [
-            ChangesTransfer(shape, self.parts, device, jax.block_until_ready),
-            FullTransfer(shape, self.parts, device),
-        ]
+        if shape.transfer == "changes":
+            made = ChangesTransfer(shape, self.parts, device, jax.block_until_ready)
+        else:
+            waits = {"ready": jax.block_until_ready, "read": await_rows}
+            made = DirectTransfer(self.caches[0], self.parts, HostReader(), **waits)
+        self.transfers = [made, FullTransfer(shape, self.parts, device)]
         size = (shape.sparse_layers, shape.slots, HEADS, 2, ROWS, DIM)
         self.extents = self.rng.normal(size=size).astype(np.float32)
         self.moved = self.selected = 0
@@ -128,9 +145,11 @@ class Pair:
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize(("selected", "candidates"), [(12, 12), (8, 13), (1, 1), (30, 60)])
-def test_pools_are_those_of_a_full_transfer(selected, candidates, parts):
+@pytest.mark.parametrize("kind", ["changes", "direct"])
+def test_pools_are_those_of_a_full_transfer(kind, selected, candidates, parts):
     """Over many blocks with refilled, idle, cleared and failed slots."""
-    pair = Pair(shape_of(3, selected, candidates), parts, seed=candidates + parts)
+    shape = shape_of(3, selected, candidates, transfer=kind)
+    pair = Pair(shape, parts, seed=candidates + parts)
     indices = None
     for block in range(14):
         indices, counts = pair.choose(indices, candidates)
@@ -152,7 +171,7 @@ def test_pools_are_those_of_a_full_transfer(selected, candidates, parts):
             for transfer, cache in zip(pair.transfers, pair.caches, strict=True):
                 cache.reset_pool()
                 transfer.forget()
-    assert candidates == 1 or pair.moved < 0.9 * pair.selected
+    assert kind == "direct" or candidates == 1 or pair.moved < 0.9 * pair.selected
     pair.close()
 
 
@@ -251,14 +270,14 @@ def pools_in_use(session) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_blocks_are_the_same_with_either_transfer(method):
+def test_blocks_are_the_same_with_every_transfer(method):
     """Tokens and pools, bit for bit, while requests end and others take their slots."""
     given = [
         Request(str(n), np.array(p, np.int32), 24 + 8 * n)
         for n, p in enumerate(prompts((130, 112, 90, 40)))
     ]
     sessions = []
-    for transfer, streams in (("changes", 2), ("full", 1)):
+    for transfer, streams in (("changes", 2), ("direct", 2), ("full", 1)):
         made = engine(method, 0.2, max_batch=2, transfer=transfer, retrieval_streams=streams)
         sessions.append(made._prepare(given, RULE))
     waiting, blocks = list(given), 0
@@ -282,29 +301,33 @@ def test_blocks_are_the_same_with_either_transfer(method):
                 if last:
                     session.retire(n)
             pools.append(pools_in_use(session))
-        np.testing.assert_array_equal(*tokens)
-        for mine, theirs in zip(*pools, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for other in (0, 1):
+            np.testing.assert_array_equal(tokens[other], tokens[2])
+            for mine, theirs in zip(pools[other], pools[2], strict=True):
+                np.testing.assert_array_equal(mine, theirs)
         blocks += 1
     assert blocks > 6
     for session in sessions:
         session.close()
 
 
-def test_changes_equal_dense_at_full_budget():
+@pytest.mark.parametrize("transfer", ["changes", "direct"])
+def test_transfers_equal_dense_at_full_budget(transfer):
     """With full transfers, the default, every method is held to this in test_invariants.py."""
     given = prompts((64, 65, 3, 130))
     want = answers(engine("dense"), given, RULE)
-    assert answers(engine("herald-merged", transfer="changes"), given, RULE) == want
+    assert answers(engine("herald-merged", transfer=transfer), given, RULE) == want
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_slot_that_fails_does_not_spoil_the_next_request_in_it(streams):
+@pytest.mark.parametrize("method", ["herald-draft", "herald-merged"])
+@pytest.mark.parametrize("transfer", ["changes", "direct"])
+def test_a_slot_that_fails_does_not_spoil_the_next_request_in_it(transfer, method, streams):
     """Selection meets NaN in one slot; its mates and what comes later answer as ever."""
     given = prompts((120, 100, 90, 80))
-    want = answers(engine("herald-draft", 0.2, max_batch=2), given, RULE)
-    options = {"max_batch": 2, "retrieval_streams": streams, "transfer": "changes"}
-    made = engine("herald-draft", 0.2, **options)
+    options = {"max_batch": 2, "key_index": "none"}
+    want = answers(engine(method, 0.2, **options), given, RULE)
+    made = engine(method, 0.2, transfer=transfer, retrieval_streams=streams, **options)
     stream = made.generate(given, RULE, stream=True)
     first = next(stream)
     slot = next(s for s in made.session.batch.slots if s.request.id == "1")
@@ -330,6 +353,32 @@ def test_the_share_of_rows_moved_is_reported():
     assert dense.summary(1.0)["rows_moved_fraction"] is None
 
 
+class NeverRead(HostReader):
+    """Rows that stay under way."""
+
+    def done(self) -> bool:
+        return False
+
+
+def test_rows_that_the_device_never_reads_are_told_by_name(monkeypatch):
+    """Neither the boundary nor the end of the engine waits for ever."""
+    monkeypatch.setattr(transfers, "row_reader", lambda *_: NeverRead())
+    made = engine("herald-merged", 0.2, transfer="direct", timeout=0.3, warm_up=False)
+    (result,) = made.generate(prompts((60,)), RULE)
+    assert result.finish_reason == "error"
+    assert "waited 0.3 s for the device to read selected rows" in result.error
+
+
+def test_a_device_that_cannot_read_host_memory_is_refused_by_name(monkeypatch):
+    def refuse(*_):
+        raise CudaError("no driver")
+
+    monkeypatch.setattr(transfers, "row_reader", refuse)
+    made = engine("herald-merged", 0.2, transfer="direct")
+    with pytest.raises(EngineError, match=r"--transfer direct .*no driver.*--transfer full"):
+        list(made.generate(prompts((60,)), RULE))
+
+
 def test_an_unknown_transfer_is_refused():
-    with pytest.raises(ValueError, match=r"transfer 'none' .*changes.*full"):
+    with pytest.raises(ValueError, match=r"transfer 'none' .*full, changes or direct"):
         engine("herald-draft", transfer="none")
