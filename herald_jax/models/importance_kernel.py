@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from herald_jax.models.pallas_call import kernel_call
 
 #: Query rows and keys of a tile, powers of two; warps, and steps in flight.
-ROWS, KEYS, WARPS, STAGES = 128, 64, 4, 2
+ROWS, KEYS, WARPS, STAGES = 128, 128, 4, 2
 
 
 def _scores(query: jax.Array, keys: jax.Array, names: jax.Array, length: jax.Array) -> jax.Array:

@@ -48,8 +48,8 @@ bool scan_tile(const ChunkScan& c, const Scorer& scorer, int64_t row) {
       float* weights = c.weights ? c.weights + tile_weights(row / kTileRows, c.group, g) : own;
       float rescale;
       Simd::F sum;
-      if (!weigh_tile(tile, count, scorer.factor(g), c.maximum[g], rescale, weights, sum))
-        return false;
+      const auto weigh = count < kTileRows ? weigh_tile<false> : weigh_tile<true>;
+      if (!weigh(tile, count, scorer.factor(g), c.maximum[g], rescale, weights, sum)) return false;
       float* lanes = c.lanes + g * kMaxLanes;
       if (rescale != 1) {
         Simd::store(lanes, Simd::mul(Simd::load(lanes), Simd::set(rescale)));
@@ -113,7 +113,7 @@ void weigh_chunk_with(const ChunkScan& c, const float* maximum, const float* nor
         for (int v = 0; v < kVectors; ++v) {
           Simd::F whole;
           const Simd::F w = weigh(Simd::load(tile + v * Simd::kLanes), scale, exponent, whole);
-          sums[v] = Simd::add(sums[v], share(w, factor));
+          sums[v] = add_share(sums[v], w, factor);
         }
         step(*c.ahead);
       }

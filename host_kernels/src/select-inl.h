@@ -29,17 +29,24 @@ inline float bits_float(uint32_t bits) {
 // importance[row] = sum over the group of weight / normaliser (paper, section IV-B4).
 inline void compute_importance(const HeadSelect& h) {
   constexpr int kVectors = kTileRows / Simd::kLanes;
+  // An exponent seldom changes from tile to tile, so its factor is kept.
+  float seen[kQuerySet], factors[kQuerySet];
+  for (float& exponent : seen) exponent = __builtin_nanf("");
   for (int64_t row = 0; row < h.select_len; row += kTileRows) {
     const float* exponents = h.exponents + row / kTileRows * h.group;
     const float* weights = h.weights + tile_weights(row / kTileRows, h.group, 0);
     Simd::F sums[kVectors];
     for (int i = 0; i < kVectors; ++i) sums[i] = Simd::set(0);
     for (int64_t g = 0; g < h.group; ++g) {
-      const float power = exp2_integer(exponents[g] - h.maximum[g]);
-      const Simd::F factor = Simd::set(power / h.normaliser[g]);
+      const int64_t at = g % kQuerySet;
+      if (h.group > kQuerySet || exponents[g] != seen[at]) {
+        seen[at] = exponents[g];
+        factors[at] = exp2_integer(exponents[g] - h.maximum[g]) / h.normaliser[g];
+      }
+      const Simd::F factor = Simd::set(factors[at]);
       for (int i = 0; i < kVectors; ++i) {
         const Simd::F w = Simd::load(weights + g * kTileRows + i * Simd::kLanes);
-        sums[i] = Simd::add(sums[i], share(w, factor));
+        sums[i] = add_share(sums[i], w, factor);
       }
     }
     for (int i = 0; i < kVectors; ++i) Simd::store(h.importance + row + i * Simd::kLanes, sums[i]);

@@ -34,8 +34,8 @@ struct Simd {
     const F zero = _mm256_setzero_ps();
     return _mm256_movemask_ps(_mm256_cmp_ps(_mm256_sub_ps(x, x), zero, _CMP_EQ_OQ)) == 0xff;
   }
-  static F keep_at_least(F x, float floor) {
-    return _mm256_and_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(floor), _CMP_GE_OQ));
+  static F add_at_least(F sum, F x, float floor) {
+    return add(sum, _mm256_and_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(floor), _CMP_GE_OQ)));
   }
   static F keep_first(F x, int64_t count) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -30,8 +30,8 @@ struct Simd {
   static bool all_finite(F x) {
     return _mm512_cmp_ps_mask(_mm512_sub_ps(x, x), _mm512_setzero_ps(), _CMP_EQ_OQ) == 0xffff;
   }
-  static F keep_at_least(F x, float floor) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(floor), _CMP_GE_OQ), x);
+  static F add_at_least(F sum, F x, float floor) {
+    return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(x, set(floor), _CMP_GE_OQ), sum, x);
   }
   static F keep_first(F x, int64_t count) {
     return _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << count) - 1), x);

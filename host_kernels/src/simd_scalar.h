@@ -78,8 +78,9 @@ struct Simd {
   static bool all_finite(const F& x) {
     return mask([&](int i) { return x.lane[i] - x.lane[i] == 0; }) == 0xff;
   }
-  static F keep_at_least(const F& x, float floor) {
-    return map([&](int i) { return x.lane[i] >= floor ? x.lane[i] : 0.0f; });
+  // sum + x where x is not below the floor.
+  static F add_at_least(const F& sum, const F& x, float floor) {
+    return map([&](int i) { return x.lane[i] >= floor ? sum.lane[i] + x.lane[i] : sum.lane[i]; });
   }
   static F keep_first(const F& x, int64_t count) {
     return map([&](int i) { return i < count ? x.lane[i] : 0.0f; });

@@ -37,8 +37,9 @@ inline Simd::F weigh(Simd::F score, Simd::F scale, Simd::F exponent, Simd::F& wh
   return Simd::scale2(exp2_fraction(Simd::sub(s, whole)), Simd::sub(whole, exponent));
 }
 
-// Weights of a tile's scores and their sum, lane by lane. False, and the weights mean nothing,
-// where a score lies above the exponent or is not a number.
+// Weights of a tile's scores, all of which count if it is whole, and their sum, lane by lane.
+// False, and the weights mean nothing, where a score lies above the exponent or is not a number.
+template <bool kWhole>
 inline bool weigh_below(const float* scores, int64_t count, float scale, float exponent,
                         float* weights, Simd::F& sum) {
   const Simd::F factor = Simd::set(scale), limit = Simd::set(exponent);
@@ -48,7 +49,7 @@ inline bool weigh_below(const float* scores, int64_t count, float scale, float e
     Simd::F whole;
     Simd::F w = weigh(Simd::load(scores + i), factor, limit, whole);
     below &= !Simd::exceeds(whole, limit);
-    if (count < kTileRows) w = Simd::keep_first(w, count > i ? count - i : 0);
+    if (!kWhole) w = Simd::keep_first(w, count > i ? count - i : 0);
     Simd::store(weights + i, w);
     sum = Simd::add(sum, w);
   }
@@ -72,21 +73,23 @@ inline bool find_exponent(const float* scores, float scale, float& exponent) {
 // Scores of one query in a tile -> weights, their sum and, where the maximum grew, what earlier
 // weights are to be multiplied by. A maximum seldom grows, so that is looked into only when a score
 // turns out to lie above it. False when a score is not finite.
+template <bool kWhole>
 inline bool weigh_tile(const float* scores, int64_t count, float scale, float& maximum,
                        float& rescale, float* weights, Simd::F& sum) {
   rescale = 1;
-  if (weigh_below(scores, count, scale, maximum, weights, sum)) return true;
+  if (weigh_below<kWhole>(scores, count, scale, maximum, weights, sum)) return true;
   float peak;
   if (!find_exponent(scores, scale, peak)) return false;
   rescale = exp2_integer(maximum - peak);
   maximum = peak;
-  weigh_below(scores, count, scale, maximum, weights, sum);
+  weigh_below<kWhole>(scores, count, scale, maximum, weights, sum);
   return true;
 }
 
-// Importance below this counts as zero; see kImportanceFloor.
-inline Simd::F share(Simd::F weight, Simd::F factor) {
-  return Simd::keep_at_least(Simd::mul(weight, factor), kImportanceFloor);
+// Adds what a query gives to the importance of rows; too little counts as zero, see
+// kImportanceFloor.
+inline Simd::F add_share(Simd::F sum, Simd::F weight, Simd::F factor) {
+  return Simd::add_at_least(sum, Simd::mul(weight, factor), kImportanceFloor);
 }
 
 // Scores of the rows that a short tile lacks repeat the last one: the maximum takes no notice.

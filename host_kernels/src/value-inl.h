@@ -8,7 +8,8 @@
 namespace herald {
 namespace {
 
-// output[g] += sum over rows of a tile of weights[g][row] * V[row], for Q queries and P pairs of vectors.
+// output[g] += sum over rows of a tile of weights[g][row] * V[row], for Q queries and P pairs of
+// vectors.
 template <class T, int Q, int P>
 inline void add_values(const char* values, int64_t stride, int64_t rows, bool tail,
                        const float* weights, float* output, int64_t output_stride, Ahead& ahead) {
@@ -42,8 +43,8 @@ inline void add_values_of(const char* values, int64_t stride, int64_t rows, int6
     add_values<T, Q, P>(values + d * sizeof(T), stride, rows, d + P * kPair > dim, weights,
                         output + d, output_stride, ahead);
   for (; d < dim; d += kPair)
-    add_values<T, Q, 1>(values + d * sizeof(T), stride, rows, d + kPair > dim, weights,
-                        output + d, output_stride, ahead);
+    add_values<T, Q, 1>(values + d * sizeof(T), stride, rows, d + kPair > dim, weights, output + d,
+                        output_stride, ahead);
 }
 
 // Calls of step() while the values of a tile are added.
