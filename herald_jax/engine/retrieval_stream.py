@@ -119,6 +119,7 @@ class RetrievalStream:
         )
         self._stored = []
         self._current = retrieval
+        self.transfer.begins()
         self._futures = [
             worker.submit(functools.partial(self._run, retrieval, index))
             for index, worker in enumerate(self.workers)
@@ -150,8 +151,10 @@ class RetrievalStream:
         """
         retrieval = self._current
         assert retrieval is not None, "join without begin"
+        self.transfer.awaited()
         try:
             self._await(self._futures)
+            self.transfer.settle()
         finally:
             # A thread that did not end in time is given up: nobody waits for it again.
             self._futures, self._current = [], None

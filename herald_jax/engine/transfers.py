@@ -19,7 +19,7 @@ from herald_jax.kv.direct import DirectTransfer
 from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
 from herald_jax.kv.row_reader import row_reader
 
-#: Seconds between two looks at what the device has read.
+#: Seconds between two looks at the device.
 LOOK = 1e-4
 
 
@@ -49,22 +49,15 @@ def pool_transfer(
         wait_ready(array, timeout, "the copy of rows that are new to the device")
         timeline.stall_seconds += time.perf_counter() - began
 
-    def free(array: jax.Array) -> None:
-        wait_ready(array, timeout, "the steps that attend the idle pool")
-
-    def finished(done: Callable[[], bool]) -> bool:
+    def wait(done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + timeout
         try:
-            return done()
+            while not done():
+                if time.monotonic() > deadline:
+                    raise WaitTimeout(f"waited {timeout:g} s for {what}")
+                time.sleep(LOOK)
         except CudaError as error:
-            raise EngineError(f"the device could not read selected rows: {error}") from error
-
-    def read(done: Callable[[], bool]) -> None:
-        began = time.perf_counter()
-        while not finished(done):
-            if time.perf_counter() - began > timeout:
-                raise WaitTimeout(f"waited {timeout:g} s for the device to read selected rows")
-            time.sleep(LOOK)
-        timeline.stall_seconds += time.perf_counter() - began
+            raise EngineError(f"{what} did not arrive: {error}") from error
 
     if shape.transfer == "changes":
         return ChangesTransfer(shape, parts, device, copied)
@@ -75,5 +68,5 @@ def pool_transfer(
             raise EngineError(
                 f"--transfer direct does not work on this machine: {error}; use --transfer full"
             ) from error
-        return DirectTransfer(cache, parts, reader, ready=free, read=read)
+        return DirectTransfer(cache, parts, reader, wait)
     return FullTransfer(shape, parts, device)

@@ -20,6 +20,8 @@ PORTABLE, MAPPED = 1, 2
 #: Of ``cuStreamCreateWithPriority``: does not wait for the default stream.
 NON_BLOCKING = 1
 NOT_READY = 600
+#: Of ``cuEventCreate``.
+NO_TIMING = 2
 MAJOR, MINOR = 75, 76
 
 
@@ -100,6 +102,35 @@ class Context:
         self.enter().cuMemHostUnregister(ctypes.c_void_p(buffer.ctypes.data))
 
 
+def _ended(status: int) -> bool:
+    if status == NOT_READY:
+        return False
+    check(status, "the device failed")
+    return True
+
+
+class Mark:
+    """A place in a stream's queue."""
+
+    def __init__(self, context: Context, stream: ctypes.c_void_p) -> None:
+        """Marks the end of the queue."""
+        self._context, self._event = context, ctypes.c_void_p()
+        library = context.enter()
+        check(library.cuEventCreate(ctypes.byref(self._event), NO_TIMING), "no event could be made")
+        check(library.cuEventRecord(self._event, stream), "the event could not be recorded")
+
+    def passed(self) -> bool:
+        """Whether all that was queued before it has ended.
+
+        Raises:
+          CudaError: it failed.
+        """
+        return _ended(self._context.enter().cuEventQuery(self._event))
+
+    def __del__(self) -> None:
+        self._context.enter().cuEventDestroy_v2(self._event)
+
+
 class Kernel:
     """One function of a CUDA source, and a stream of its own to run it on."""
 
@@ -171,10 +202,11 @@ class Kernel:
         Raises:
           CudaError: it failed.
         """
-        status = self.context.enter().cuStreamQuery(self._stream)
-        if status != NOT_READY:
-            check(status, "the kernel failed")
-        return bool(status != NOT_READY)
+        return _ended(self.context.enter().cuStreamQuery(self._stream))
+
+    def mark(self) -> Mark:
+        """A place in the queue, behind all that was launched so far."""
+        return Mark(self.context, self._stream)
 
     def close(self) -> None:
         """Frees stream and module."""

@@ -154,7 +154,8 @@ class CacheShape:
         if self.transfer == "changes":
             return self.sparse_layers * self.change_bytes
         if self.transfer == "direct":
-            return self.sparse_layers * self.slots * self.kv_heads * self.candidates * 4
+            named = self.sparse_layers * self.slots * self.kv_heads * self.candidates * 4
+            return named + self.layer_bytes(self.pool_rows)
         return self.pool_bytes if self.within_step else self.incoming_bytes
 
     @property

@@ -1,13 +1,16 @@
-"""The device reads the selected rows out of the full pool itself: nothing is gathered on the host.
+"""Selected rows go straight into the idle pool, which stays on the device.
 
-That takes no staging and hardly any time of the host's cores, which scan meanwhile, and rows cross
-the memory of the host once instead of three times.
+The host gathers them for a copy, as in a full transfer but through the staging of one layer, while
+it is well in time. When it is not, the device reads the rows out of the full pool itself: that
+takes hardly any time of the host's cores, which then scan, and rows cross the memory of the host
+once instead of three times; but the device's steps take longer meanwhile.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -15,9 +18,11 @@ import numpy as np
 from herald_jax.kv.cuda_driver import CudaError
 from herald_jax.kv.device_cache import Buffer, DeviceCache, cleared, zeros
 from herald_jax.kv.pool_transfer import PoolTransfer, own_rows, with_tails
-from herald_jax.kv.row_reader import RowReader
+from herald_jax.kv.row_reader import RowReader, Wait
 from herald_jax.kv.transfer import fetched
 
+#: The share of the time that the last block's retrieval had in which one shall end.
+IN_TIME = 0.9
 #: What the device may still read must stay where it is until the process ends.
 _UNENDED: list[DirectTransfer] = []
 
@@ -33,18 +38,13 @@ class DirectTransfer(PoolTransfer[int]):
         cache: DeviceCache,
         parts: Sequence[tuple[int, int]],
         reader: RowReader,
-        *,
-        ready: Callable[[jax.Array], None],
-        read: Callable[[Callable[[], bool]], None],
+        wait: Wait,
     ) -> None:
-        """Allocates the idle pool, where the cache does not keep it.
-
-        Args:
-          ready: returns once an array is ready; ``read``: once the call says so. Both raise if that
-            takes too long.
-        """
+        """Allocates the idle pool, where the cache does not keep it."""
         super().__init__(cache.shape, parts)
-        self.cache, self.reader, self._ready, self._read = cache, reader, ready, read
+        self.cache, self.reader, self._wait = cache, reader, wait
+        # When this block's retrieval began, and the seconds that the last one had.
+        self._begun, self._window = 0.0, 0.0
         self._idle: list[Buffer] = []
         if not cache.shape.refines:
             rows = self.shape.buffer_shape(self.shape.pool_rows)
@@ -67,11 +67,27 @@ class DirectTransfer(PoolTransfer[int]):
         buffer = self._buffers()[layer]
         # What still attends these rows must have ended.
         for array in buffer:
-            self._ready(array)
+            self._wait(array.is_ready, "the steps that attend the idle pool")  # type: ignore[attr-defined]
+        told = extents, indices, counts, buffer, 2 * self.shape.block_size
         first, _ = self.parts[part]
-        offset = 2 * self.shape.block_size
-        self.reader.read(layer, first, extents, indices, counts, buffer, offset)
+        if self._in_time(layer):
+            self.reader.copy(first, *told, self._wait)
+        else:
+            self.reader.read(layer, first, *told)
         return int(counts.sum()) * self.shape.kv_heads
+
+    def _in_time(self, layer: int) -> bool:
+        """Whether all layers would be there well before they are awaited, at the pace so far."""
+        elapsed = time.perf_counter() - self._begun
+        return elapsed * self.shape.sparse_layers <= IN_TIME * self._window * (layer + 1)
+
+    def begins(self) -> None:
+        """See ``PoolTransfer.begins``."""
+        self._begun = time.perf_counter()
+
+    def awaited(self) -> None:
+        """See ``PoolTransfer.awaited``."""
+        self._window = time.perf_counter() - self._begun
 
     def send(self, layer: int) -> int:
         """See ``PoolTransfer.send``; all is under way already."""
@@ -80,9 +96,8 @@ class DirectTransfer(PoolTransfer[int]):
     def swap(
         self, cache: DeviceCache, sent: list[int], indices: np.ndarray, counts: np.ndarray
     ) -> jax.Array:
-        """See ``PoolTransfer.swap``; waits for the last rows, then two pools change places."""
+        """See ``PoolTransfer.swap``; two pools change places."""
         del indices, counts
-        self._read(self.reader.done)
         sent.clear()
         idle = self._buffers()
         cache.candidates = []
@@ -96,10 +111,11 @@ class DirectTransfer(PoolTransfer[int]):
 
     def settle(self) -> None:
         """See ``PoolTransfer.settle``."""
-        self._read(self.reader.done)
+        self._wait(self.reader.done, "selected rows on their way to the device")
 
     def clear(self, slot: int) -> None:
         """See ``PoolTransfer.clear``."""
+        self.reader.clear(slot)
         if self._idle:
             self._idle = cleared(self._idle, np.int32(slot))
 

@@ -79,8 +79,14 @@ class PoolTransfer(abc.ABC, Generic[Sent]):
           host.
         """
 
+    def begins(self) -> None:
+        """Says that a block's retrieval begins."""
+
+    def awaited(self) -> None:
+        """Says that the main stream waits from now on for what was begun."""
+
     def settle(self) -> None:
-        """Waits until no row is under way that nobody will take."""
+        """Waits until no row is under way to a place that will not wait for it."""
 
     def forget(self, slot: int | None = None) -> None:
         """Says that a slot's rows on the device (None: all slots') are not those of ``swap``."""

@@ -1,10 +1,14 @@
-"""Selected rows of the full pool, read by the device itself into buffers that it holds."""
+"""Selected rows on their way from the full pool into buffers that the device holds.
+
+Either the device reads them itself, which takes some of its multiprocessors from whatever else it
+runs, or the host gathers them for a copy, which takes time of its cores.
+"""
 
 from __future__ import annotations
 
 import abc
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,11 @@ import jax
 import numpy as np
 
 import host_kernels
-from herald_jax.kv.cuda_driver import Context, Kernel
+from herald_jax.kv.cuda_driver import Context, Kernel, Mark
 from herald_jax.kv.device_cache import Buffer, CacheShape
+
+#: Returns once the call says so, and raises, naming what it waited for, if that takes too long.
+Wait = Callable[[Callable[[], bool], str], None]
 
 SOURCE = Path(__file__).with_name("read_rows.cu")
 #: Of the kernel: enough reads under way for the link, on few multiprocessors. Rows of K and of V
@@ -58,8 +65,31 @@ class RowReader(abc.ABC):
         """
 
     @abc.abstractmethod
+    def copy(
+        self,
+        first: int,
+        extents: Sequence[np.ndarray],
+        indices: np.ndarray,
+        counts: np.ndarray,
+        buffer: Buffer,
+        row_offset: int,
+        wait: Wait,
+    ) -> None:
+        """As ``read``, but gathers the rows now and starts to copy them.
+
+        What else the buffer holds of these slots is overwritten by finite numbers.
+
+        Args:
+          wait: for the copy before of the same slots.
+        """
+
+    @abc.abstractmethod
+    def clear(self, slot: int) -> None:
+        """Forgets what was copied of a slot, which may not be finite; nothing may be under way."""
+
+    @abc.abstractmethod
     def done(self) -> bool:
-        """Whether all rows have been read.
+        """Whether all rows are there.
 
         Raises:
           CudaError: the device failed.
@@ -93,6 +123,23 @@ class HostReader(RowReader):
         last = first + len(extents)
         keys, values = (_memory(array)[first:last] for array in buffer)
         host_kernels.gather(extents, indices, counts, keys, values, row_offset=row_offset)
+
+    def copy(
+        self,
+        first: int,
+        extents: Sequence[np.ndarray],
+        indices: np.ndarray,
+        counts: np.ndarray,
+        buffer: Buffer,
+        row_offset: int,
+        wait: Wait,
+    ) -> None:
+        """See ``RowReader.copy``."""
+        del wait
+        self.read(0, first, extents, indices, counts, buffer, row_offset)
+
+    def clear(self, slot: int) -> None:
+        """See ``RowReader.clear``."""
 
     def done(self) -> bool:
         """See ``RowReader.done``."""
@@ -131,8 +178,13 @@ class CudaReader(RowReader):
         self._indices = self._orders.buffer.view(np.int32).reshape(-1, *size)
         # The kernel finds a layer's indices here, whatever else was queued before.
         self._wanted = jax.device_put(np.zeros(size, np.int32), device)
+        # One layer, gathered; and when the copies of the slots from a first one on have ended.
+        self._staging = host_kernels.Arena(shape.layer_bytes(shape.pool_rows))
+        pair = self._staging.buffer.view(shape.dtype)
+        self._keys, self._values = pair.reshape(2, *shape.buffer_shape(shape.pool_rows))
+        self._copied: dict[int, Mark] = {}
         self._mapped: list[np.ndarray] = []
-        for each in (self._orders.buffer, pool):
+        for each in (self._orders.buffer, self._staging.buffer, pool):
             self._context.map(each)
             self._mapped.append(each)
         self._wanted.block_until_ready()
@@ -168,16 +220,47 @@ class CudaReader(RowReader):
             slots.at[n] = _Slot(extent.ctypes.data, extent.shape[2], int(counts[n]))
         wanted = self._indices[layer, first : first + count]
         place = self._wanted.unsafe_buffer_pointer() + first * wanted[0].nbytes
-        skipped = first * rows * shape.kv_heads * self._lanes * LANE_BYTES
         self._kernel.copy(wanted, place)
         arguments: list[Any] = [
             slots,
             ctypes.c_uint64(place),
             *map(ctypes.c_int, (count, shape.kv_heads, shape.candidates, self._lanes)),
-            *(ctypes.c_uint64(array.unsafe_buffer_pointer() + skipped) for array in buffer),
+            *map(ctypes.c_uint64, self._places(buffer, first)),
             *map(ctypes.c_int, (rows, row_offset)),
         ]
         self._kernel.launch(BLOCKS, THREADS, arguments)
+
+    def _places(self, buffer: Buffer, first: int) -> list[int]:
+        """Where on the device a slot begins in K and in V."""
+        return [
+            array.unsafe_buffer_pointer() + first * (array.nbytes // array.shape[0])
+            for array in buffer
+        ]
+
+    def copy(
+        self,
+        first: int,
+        extents: Sequence[np.ndarray],
+        indices: np.ndarray,
+        counts: np.ndarray,
+        buffer: Buffer,
+        row_offset: int,
+        wait: Wait,
+    ) -> None:
+        """See ``RowReader.copy``."""
+        if (copied := self._copied.get(first)) is not None:
+            wait(copied.passed, "the copy of gathered rows")
+        cut = slice(first, first + len(extents))
+        keys, values = self._keys[cut], self._values[cut]
+        host_kernels.gather(extents, indices, counts, keys, values, row_offset=row_offset)
+        for gathered, place in zip((keys, values), self._places(buffer, first), strict=True):
+            self._kernel.copy(gathered, place)
+        self._copied[first] = self._kernel.mark()
+
+    def clear(self, slot: int) -> None:
+        """See ``RowReader.clear``."""
+        self._keys[slot] = 0
+        self._values[slot] = 0
 
     def done(self) -> bool:
         """See ``RowReader.done``."""
@@ -186,10 +269,11 @@ class CudaReader(RowReader):
     @property
     def nbytes(self) -> int:
         """See ``RowReader.nbytes``."""
-        return int(self._orders.buffer.nbytes)
+        return int(self._orders.buffer.nbytes + self._staging.buffer.nbytes)
 
     def close(self) -> None:
         """See ``RowReader.close``."""
+        self._copied = {}
         self._kernel.close()
         for each in self._mapped:
             self._context.unmap(each)
