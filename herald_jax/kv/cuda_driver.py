@@ -6,6 +6,7 @@ own; host memory that it reads needs to be mapped for the device.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -128,7 +129,8 @@ class Mark:
         return _ended(self._context.enter().cuEventQuery(self._event))
 
     def __del__(self) -> None:
-        self._context.enter().cuEventDestroy_v2(self._event)
+        with contextlib.suppress(CudaError):
+            self._context.enter().cuEventDestroy_v2(self._event)
 
 
 class Kernel:
