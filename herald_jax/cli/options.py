@@ -96,7 +96,8 @@ Transfer = Annotated[
     typer.Option(
         help="How selected rows come to the device between blocks; answers are the same. full: all "
         "of them are copied; changes: those that the block before did not select, since the others "
-        "are there already; direct: the device reads them itself."
+        "are there already; direct: into a pool that stays there, read by the device itself when "
+        "time is short, which is faster where the host is the limit (very long contexts, few steps)."
     ),
 ]
 DeviceMemory = Annotated[

@@ -41,7 +41,8 @@ class EngineConfig:
         have no index.
       exact_layers: leading layers that keep their full KV on the device; None takes the model's.
       transfer: between blocks copy all rows that are selected ("full"), or only those that the
-        device lacks ("changes"); the tokens are the same.
+        device lacks ("changes"), or have the device read them itself when time is short ("direct");
+        the tokens are the same.
       max_batch: slots, requests decoded together.
       max_context: longest prompt + answer in tokens, also beyond what the model was made for;
         None fits the requests at hand, up to the model's own length.
