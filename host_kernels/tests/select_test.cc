@@ -23,7 +23,6 @@ void check_select(const herald::KernelTable& table, const std::vector<float>& va
   const float zero = 0, one = 1;
   herald::Ahead nothing;
   herald::HeadSelect h{weights.data(),
-                       padded,
                        exponents.data(),
                        1,
                        &zero,
