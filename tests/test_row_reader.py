@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import host_kernels
+from herald_jax.engine.transfers import row_reader
 from herald_jax.kv.device_cache import CacheShape
-from herald_jax.kv.row_reader import row_reader
 
 
 def shape_of(slots: int, heads: int, dim: int, candidates: int, dtype: type) -> CacheShape:

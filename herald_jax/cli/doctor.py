@@ -95,6 +95,7 @@ def examine() -> dict[str, Any]:
         },
         "bandwidth": _bandwidth(room),
         "transfer": _transfer(device),
+        "direct": _direct(device),
         "attention": _attention(device.platform),
         "experts": _experts(device.platform),
     }
@@ -149,6 +150,19 @@ def _bandwidth(room: int) -> dict[str, Any]:
         "read_gb_per_s": round(host_kernels.read_bandwidth(buffer), 2),
         "copy_gb_per_s": round(host_kernels.copy_bandwidth(buffer[:half], buffer[half:]), 2),
     }
+
+
+def _direct(device: jax.Device) -> dict[str, Any] | None:
+    """GB/s at which an accelerator reads rows of host memory; None where the device is the CPU."""
+    if device.platform == "cpu":
+        return None
+    from herald_jax.kv.cuda_driver import CudaError
+    from herald_jax.kv.cuda_row_reader import read_rate
+
+    try:
+        return {"rows_gb_per_s": round(read_rate(device), 2), "reason": ""}
+    except CudaError as error:
+        return {"rows_gb_per_s": None, "reason": str(error)}
 
 
 def _transfer(device: jax.Device) -> dict[str, Any] | None:
@@ -226,6 +240,14 @@ def _prefetch_line(found: dict[str, Any]) -> str:
     return f"{found['setting']} (from {found['source']}{told})"
 
 
+def _direct_line(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none: the device is the CPU"
+    if found["reason"]:
+        return f"--transfer direct does NOT work: {found['reason']}"
+    return f"the device reads rows of host memory at {found['rows_gb_per_s']} GB/s"
+
+
 def _lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     devices = ", ".join(
@@ -260,6 +282,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         else f"to device {transfer['host_to_device_gb_per_s']} GB/s, from device "
         f"{transfer['device_to_host_gb_per_s']} GB/s, staging "
         f"{'registered' if transfer['staging_registered'] else 'NOT registered (slower)'}",
+        "direct": _direct_line(report["direct"]),
         "attention": f"bfloat16 {attention['implementation']} "
         f"{'agrees with' if attention['agrees'] else 'DIFFERS from'} plain XLA (largest "
         f"difference {attention['largest_difference']:g})",

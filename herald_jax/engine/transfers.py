@@ -14,10 +14,11 @@ from herald_jax.engine.timeline import Timeline
 from herald_jax.engine.wait import wait_ready
 from herald_jax.kv.changes import ChangesTransfer
 from herald_jax.kv.cuda_driver import CudaError
-from herald_jax.kv.device_cache import DeviceCache
+from herald_jax.kv.cuda_row_reader import CudaReader
+from herald_jax.kv.device_cache import CacheShape, DeviceCache
 from herald_jax.kv.direct import DirectTransfer
 from herald_jax.kv.pool_transfer import FullTransfer, PoolTransfer
-from herald_jax.kv.row_reader import row_reader
+from herald_jax.kv.row_reader import HostReader, RowReader
 
 #: Seconds between two looks at the device.
 LOOK = 1e-4
@@ -70,3 +71,12 @@ def pool_transfer(
             ) from error
         return DirectTransfer(cache, parts, reader, wait)
     return FullTransfer(shape, parts, device)
+
+
+def row_reader(shape: CacheShape, pool: np.ndarray, device: jax.Device) -> RowReader:
+    """What reads rows for this device.
+
+    Raises:
+      CudaError: it cannot.
+    """
+    return HostReader() if device.platform == "cpu" else CudaReader(shape, pool, device)
