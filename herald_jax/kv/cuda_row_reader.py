@@ -33,7 +33,7 @@ class _Slots(ctypes.Structure):
 
 
 class CudaReader(RowReader):
-    """A kernel beside the programs of XLA reads the rows as they lie, or gathered ones are copied."""
+    """A kernel beside the programs of XLA reads rows as they lie, or gathered ones are copied."""
 
     def __init__(self, shape: CacheShape, pool: np.ndarray, device: jax.Device) -> None:
         """Maps the full pool for the device.
