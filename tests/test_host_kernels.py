@@ -190,8 +190,11 @@ def test_thread_count_changes_no_bit(isa: str, dtype: np.dtype[Any]) -> None:
     for call in (
         make_call([9000, 4500], 32, 4, heads=1, dtype=dtype, with_self=True),
         make_call([100, 7, 333, 0, 90], 48, 3, heads=3, dtype=dtype),
+        # More heads than threads, and one too many: it is handed out by chunks.
+        make_call([8300], 16, 2, heads=13, dtype=dtype, with_self=True),
+        make_call([9000, 4500, 8200, 4097, 5000, 0, 9100], 16, 2, heads=1, dtype=dtype),
     ):
-        results = [call.run(threads=threads) for threads in (1, 2, 3, 4)]
+        results = [call.run(threads=threads) for threads in (1, 2, 3, 4, 6)]
         for result in results[1:]:
             for one, other in zip(results[0], result, strict=True):
                 np.testing.assert_array_equal(one, other)

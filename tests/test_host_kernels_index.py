@@ -111,10 +111,11 @@ def test_selection_equals_the_reference(isa: str, kind: hk.IndexKind, group: int
 
 @pytest.mark.parametrize("group", [4, 20])
 def test_thread_count_changes_no_bit(isa: str, kind: hk.IndexKind, group: int) -> None:
-    lengths = [9000]
+    # More heads than threads too, one too many: it is handed out by chunks.
+    lengths = [9000] if group > 4 else [9000, 4500, 8200, 5000, 9100, 4100, 8192]
     _, index = slots(lengths, 1, 32, BF16, kind=kind)
-    q = np.random.default_rng(1).standard_normal((1, group, 32)).astype(np.float32)
-    runs = [choose(hk, q, index, lengths, threads=n) for n in (1, 2, 3)]
+    q = np.random.default_rng(1).standard_normal((len(lengths), group, 32)).astype(np.float32)
+    runs = [choose(hk, q, index, lengths, threads=n) for n in (1, 2, 3, 6)]
     for run in runs[1:]:
         for mine, first in zip(run, runs[0], strict=True):
             np.testing.assert_array_equal(mine, first)

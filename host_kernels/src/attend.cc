@@ -28,26 +28,21 @@ class Runner {
     for (int64_t slot = 0; slot < slots; ++slot)
       longest_ = std::max<int64_t>(longest_, c_.attend_len[slot]);
     PoolLease lease(c_.threads);
-    // Fewer heads than the threads want: hand out chunks; whoever ends a head's last one finishes
-    // it. No sooner than that: the weights of heads that are all scanned at once have left the
-    // caches when they are selected (1.15 times as long at 65,536 rows).
-    const bool few = slots * c_.heads < 2 * lease.threads();
-    by_chunk_ = few && lease.threads() > 1 && longest_ > kChunkRows;
+    choose_split(lease);
     Carver size(nullptr);
     carve(size);
     Carver own_size(nullptr);
-    if (!by_chunk_) HeadScratch(own_size, c_, longest_, query_bytes_);
+    if (split_ < units()) HeadScratch(own_size, c_, longest_, query_bytes_);
     SelectScratch(own_size, longest_);
     lease.reserve_each(own_size.used());
     Carver carver(lease.call_scratch(size.used()));
     carve(carver);
     for (int64_t slot = 0; slot < slots; ++slot) new (bad_ + slot) std::atomic<bool>(false);
-    for (int64_t i = 0; by_chunk_ && i < slots * c_.heads; ++i)
-      new (missing_ + i) std::atomic<int64_t>;
+    for (int64_t i = 0; i < split_; ++i) new (missing_ + i) std::atomic<int64_t>;
     list_tasks(lease);
     reset(lease);
     lease.run([&](int index) { work(lease, index); });
-    if (by_chunk_ && scores_twice(c_)) {
+    if (split_ > 0 && scores_twice(c_)) {
       again_ = true;
       reset(lease);
       lease.run([&](int index) { work(lease, index); });
@@ -66,10 +61,26 @@ class Runner {
     int64_t home;
   };
 
+  int64_t units() const { return static_cast<int64_t>(c_.slots.size()) * c_.heads; }
+
+  // How many heads, the shortest ones, are handed out by chunks; whoever ends a head's last one
+  // finishes it. With fewer heads than the threads want these are all of them; else those that
+  // would keep some threads busy while the others have nothing left. No more than that: the weights
+  // of heads that are all scanned at once have left the caches when they are selected (1.15 times
+  // as long at 65,536 rows).
+  void choose_split(const PoolLease& lease) {
+    const int64_t threads = lease.threads(), rest = units() % threads;
+    if (threads == 1 || longest_ <= kChunkRows) return;
+    if (units() < 2 * threads)
+      split_ = units();
+    else if (lease.homes() == 1 && !scores_twice(c_) && 2 * rest <= threads)
+      split_ = rest;
+  }
+
   int64_t length(const Unit& u) const { return c_.attend_len[u.slot]; }
   int64_t chunks(const Unit& u) const { return (length(u) + kChunkRows - 1) / kChunkRows; }
   // A head without rows still has to be finished.
-  int64_t parts(const Unit& u) const { return by_chunk_ ? std::max<int64_t>(chunks(u), 1) : 1; }
+  int64_t parts(const Unit& u) const { return std::max<int64_t>(chunks(u), 1); }
   int64_t number(const Unit& u) const { return u.slot * c_.heads + u.head; }
 
   template <class Visit>
@@ -79,27 +90,26 @@ class Runner {
   }
 
   void carve(Carver& carver) {
-    const auto slots = static_cast<int64_t>(c_.slots.size()), units = slots * c_.heads;
-    int64_t count = 0;
-    for_each_unit([&](const Unit& u) { count += parts(u); });
-    bad_ = carver.take<std::atomic<bool>>(slots);
-    tasks_ = carver.take<Task>(count);
-    missing_ = carver.take<std::atomic<int64_t>>(by_chunk_ ? units : 0);
-    heads_ = carver.take<HeadScratch>(by_chunk_ ? units : 0);
-    if (by_chunk_)
-      for_each_unit([&](const Unit& u) {
-        const HeadScratch head(carver, c_, length(u), query_bytes_);
-        if (tasks_) new (heads_ + number(u)) HeadScratch(head);
-      });
+    const int64_t most = (longest_ + kChunkRows - 1) / kChunkRows;
+    bad_ = carver.take<std::atomic<bool>>(static_cast<int64_t>(c_.slots.size()));
+    order_ = carver.take<Unit>(units());
+    place_ = carver.take<int64_t>(units());
+    tasks_ = carver.take<Task>(units() + split_ * std::max<int64_t>(most, 1));
+    missing_ = carver.take<std::atomic<int64_t>>(split_);
+    heads_ = carver.take<HeadScratch>(split_);
+    for (int64_t i = 0; i < split_; ++i) {
+      const HeadScratch head(carver, c_, longest_, query_bytes_);
+      if (tasks_) new (heads_ + i) HeadScratch(head);
+    }
   }
 
   // Before every pass over the tasks.
   void reset(const PoolLease& lease) {
-    if (by_chunk_)
-      for_each_unit([&](const Unit& u) {
-        missing_[number(u)].store(parts(u), std::memory_order_relaxed);
-        if (!again_) prepare(u, heads_[number(u)]);
-      });
+    for (int64_t i = 0; i < split_; ++i) {
+      const Unit& u = order_[units() - split_ + i];
+      missing_[i].store(parts(u), std::memory_order_relaxed);
+      if (!again_) prepare(u, heads_[i]);
+    }
     int64_t end = 0;
     for (int64_t home = 0; home < lease.homes(); ++home) {
       while (end < count_ && tasks_[end].home == home) ++end;
@@ -107,20 +117,32 @@ class Runner {
     }
   }
 
-  // Tasks by home, there the longest heads first, so that the last one to finish is a short one.
+  // Tasks by home, there the longest heads first, so that the last ones to finish are short ones,
+  // and chunks of heads after whole heads.
   void list_tasks(const PoolLease& lease) {
-    count_ = 0;
-    for_each_unit([&](const Unit& u) {
-      for (int64_t part = 0; part < parts(u); ++part)
-        tasks_[count_++] = {u, part, by_chunk_ ? part + 1 : chunks(u), home(lease, u, part)};
+    int64_t count = 0;
+    for_each_unit([&](const Unit& u) { order_[count++] = u; });
+    std::sort(order_, order_ + count, [&](const Unit& a, const Unit& b) {
+      return length(a) != length(b) ? length(a) > length(b) : number(a) < number(b);
     });
+    count_ = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Unit& u = order_[i];
+      place_[number(u)] = i - (count - split_);
+      const int64_t pieces = is_split(u) ? parts(u) : 1;
+      for (int64_t part = 0; part < pieces; ++part)
+        tasks_[count_++] = {u, part, is_split(u) ? part + 1 : chunks(u), home(lease, u, part)};
+    }
     std::sort(tasks_, tasks_ + count_, [&](const Task& a, const Task& b) {
       if (a.home != b.home) return a.home < b.home;
-      if (length(a.unit) != length(b.unit)) return length(a.unit) > length(b.unit);
-      if (number(a.unit) != number(b.unit)) return number(a.unit) < number(b.unit);
-      return a.begin < b.begin;
+      const int64_t first = place_[number(a.unit)], second = place_[number(b.unit)];
+      return first != second ? first < second : a.begin < b.begin;
     });
   }
+
+  // Its place among the heads that are handed out by chunks; negative for whole ones.
+  int64_t place(const Unit& u) const { return place_[number(u)]; }
+  bool is_split(const Unit& u) const { return place(u) >= 0; }
 
   // The node on which the keys of that chunk lie; rows outside every arena are spread evenly.
   int64_t home(const PoolLease& lease, const Unit& u, int64_t chunk) const {
@@ -132,7 +154,7 @@ class Runner {
   void work(PoolLease& lease, int index) {
     Carver own(lease.scratch_of(index));
     std::optional<HeadScratch> head;
-    if (!by_chunk_) head.emplace(own, c_, longest_, query_bytes_);
+    if (split_ < units()) head.emplace(own, c_, longest_, query_bytes_);
     SelectScratch select(own, longest_);
     const int home = lease.home(index);
     int64_t i = queues_.take(home);
@@ -140,8 +162,9 @@ class Runner {
     while (i >= 0) {
       const Task& task = tasks_[i];
       const Unit& u = task.unit;
-      HeadScratch& s = by_chunk_ ? heads_[number(u)] : *head;
-      if (!by_chunk_) prepare(u, s);
+      const bool split = is_split(u);
+      HeadScratch& s = split ? heads_[place(u)] : *head;
+      if (!split) prepare(u, s);
       if (again_)
         weigh(u, s, task, ahead);
       else
@@ -149,13 +172,13 @@ class Runner {
       // What comes next is asked for while this head is selected.
       i = queues_.take(home);
       ahead = i < 0 ? Ahead() : look(tasks_[i]);
-      if (by_chunk_ && missing_[number(u)].fetch_sub(1) != 1) continue;
+      if (split && missing_[place(u)].fetch_sub(1) != 1) continue;
       if (!again_) merge(u, s);
-      if (!by_chunk_ && scores_twice(c_)) {
+      if (!split && scores_twice(c_)) {
         Ahead anew = look(task);
         weigh(u, s, task, anew);
       }
-      if (again_ || !by_chunk_ || !scores_twice(c_)) select_rows(u, s, select, ahead);
+      if (again_ || !split || !scores_twice(c_)) select_rows(u, s, select, ahead);
     }
   }
 
@@ -281,11 +304,15 @@ class Runner {
   Task* tasks_ = nullptr;
   int64_t count_ = 0;
   HomeQueues queues_;
-  // Per unit, where heads are cut by chunks.
+  // All heads, longest first; the last `split_` of them are handed out by chunks.
+  Unit* order_ = nullptr;
+  int64_t* place_ = nullptr;  // by number
+  int64_t split_ = 0;
+  // Of those.
   std::atomic<int64_t>* missing_ = nullptr;
   HeadScratch* heads_ = nullptr;
   int64_t longest_ = 0;
-  bool by_chunk_ = false, again_ = false;
+  bool again_ = false;
 };
 
 }  // namespace
