@@ -9,7 +9,7 @@
 #include "arena.h"
 #include "cpu_features.h"
 #include "head.h"
-#include "home_queues.h"
+#include "head_tasks.h"
 #include "thread_pool.h"
 
 namespace herald {
@@ -20,29 +20,28 @@ class Runner {
   Runner(const AttendCall& call, const KernelTable& table)
       : c_(call),
         table_(table),
-        query_bytes_(table.query_bytes(call.dtype, call.group, call.dim)) {}
+        query_bytes_(table.query_bytes(call.dtype, call.group, call.dim)),
+        tasks_(call) {}
 
   // All memory of a call is the pool's scratch, which earlier calls of this size have grown.
   void run() {
-    const auto slots = static_cast<int64_t>(c_.slots.size());
-    for (int64_t slot = 0; slot < slots; ++slot)
-      longest_ = std::max<int64_t>(longest_, c_.attend_len[slot]);
     PoolLease lease(c_.threads);
-    choose_split(lease);
+    tasks_.choose_split(lease);
     Carver size(nullptr);
     carve(size);
     Carver own_size(nullptr);
-    if (split_ < units()) HeadScratch(own_size, c_, longest_, query_bytes_);
-    SelectScratch(own_size, longest_);
+    if (tasks_.split() < tasks_.units()) HeadScratch(own_size, c_, tasks_.longest(), query_bytes_);
+    SelectScratch(own_size, tasks_.longest());
     lease.reserve_each(own_size.used());
     Carver carver(lease.call_scratch(size.used()));
     carve(carver);
-    for (int64_t slot = 0; slot < slots; ++slot) new (bad_ + slot) std::atomic<bool>(false);
-    for (int64_t i = 0; i < split_; ++i) new (missing_ + i) std::atomic<int64_t>;
-    list_tasks(lease);
+    for (size_t slot = 0; slot < c_.slots.size(); ++slot)
+      new (bad_ + slot) std::atomic<bool>(false);
+    for (int64_t i = 0; i < tasks_.split(); ++i) new (missing_ + i) std::atomic<int64_t>;
+    tasks_.list([&](const Unit& u, int64_t chunk) { return home(lease, u, chunk); });
     reset(lease);
     lease.run([&](int index) { work(lease, index); });
-    if (split_ > 0 && scores_twice(c_)) {
+    if (tasks_.split() > 0 && scores_twice(c_)) {
       again_ = true;
       reset(lease);
       lease.run([&](int index) { work(lease, index); });
@@ -51,128 +50,56 @@ class Runner {
   }
 
  private:
-  struct Unit {
-    int64_t slot, head;
-  };
-  // Chunks [begin, end) of one head.
-  struct Task {
-    Unit unit;
-    int64_t begin, end;
-    int64_t home;
-  };
-
-  int64_t units() const { return static_cast<int64_t>(c_.slots.size()) * c_.heads; }
-
-  // How many heads, the shortest ones, are handed out by chunks; whoever ends a head's last one
-  // finishes it. With fewer heads than the threads want these are all of them; else those that
-  // would keep some threads busy while the others have nothing left. No more than that: the weights
-  // of heads that are all scanned at once have left the caches when they are selected (1.15 times
-  // as long at 65,536 rows).
-  void choose_split(const PoolLease& lease) {
-    const int64_t threads = lease.threads(), rest = units() % threads;
-    if (threads == 1 || longest_ <= kChunkRows) return;
-    if (units() < 2 * threads)
-      split_ = units();
-    else if (lease.homes() == 1 && !scores_twice(c_) && 2 * rest <= threads)
-      split_ = rest;
-  }
-
-  int64_t length(const Unit& u) const { return c_.attend_len[u.slot]; }
-  int64_t chunks(const Unit& u) const { return (length(u) + kChunkRows - 1) / kChunkRows; }
-  // A head without rows still has to be finished.
-  int64_t parts(const Unit& u) const { return std::max<int64_t>(chunks(u), 1); }
-  int64_t number(const Unit& u) const { return u.slot * c_.heads + u.head; }
-
-  template <class Visit>
-  void for_each_unit(const Visit& visit) const {
-    for (int64_t slot = 0; slot < static_cast<int64_t>(c_.slots.size()); ++slot)
-      for (int64_t head = 0; head < c_.heads; ++head) visit(Unit{slot, head});
-  }
-
   void carve(Carver& carver) {
-    const int64_t most = (longest_ + kChunkRows - 1) / kChunkRows;
     bad_ = carver.take<std::atomic<bool>>(static_cast<int64_t>(c_.slots.size()));
-    order_ = carver.take<Unit>(units());
-    place_ = carver.take<int64_t>(units());
-    tasks_ = carver.take<Task>(units() + split_ * std::max<int64_t>(most, 1));
-    missing_ = carver.take<std::atomic<int64_t>>(split_);
-    heads_ = carver.take<HeadScratch>(split_);
-    for (int64_t i = 0; i < split_; ++i) {
-      const HeadScratch head(carver, c_, longest_, query_bytes_);
-      if (tasks_) new (heads_ + i) HeadScratch(head);
+    tasks_.carve(carver);
+    missing_ = carver.take<std::atomic<int64_t>>(tasks_.split());
+    heads_ = carver.take<HeadScratch>(tasks_.split());
+    for (int64_t i = 0; i < tasks_.split(); ++i) {
+      const HeadScratch head(carver, c_, tasks_.longest(), query_bytes_);
+      if (heads_) new (heads_ + i) HeadScratch(head);
     }
   }
 
   // Before every pass over the tasks.
   void reset(const PoolLease& lease) {
-    for (int64_t i = 0; i < split_; ++i) {
-      const Unit& u = order_[units() - split_ + i];
-      missing_[i].store(parts(u), std::memory_order_relaxed);
+    for (int64_t i = 0; i < tasks_.split(); ++i) {
+      const Unit& u = tasks_.split_unit(i);
+      missing_[i].store(tasks_.parts(u), std::memory_order_relaxed);
       if (!again_) prepare(u, heads_[i]);
     }
-    int64_t end = 0;
-    for (int64_t home = 0; home < lease.homes(); ++home) {
-      while (end < count_ && tasks_[end].home == home) ++end;
-      queues_.close(static_cast<int>(home), end);
-    }
+    tasks_.begin(lease.homes());
   }
-
-  // Tasks by home, there the longest heads first, so that the last ones to finish are short ones,
-  // and chunks of heads after whole heads.
-  void list_tasks(const PoolLease& lease) {
-    int64_t count = 0;
-    for_each_unit([&](const Unit& u) { order_[count++] = u; });
-    std::sort(order_, order_ + count, [&](const Unit& a, const Unit& b) {
-      return length(a) != length(b) ? length(a) > length(b) : number(a) < number(b);
-    });
-    count_ = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const Unit& u = order_[i];
-      place_[number(u)] = i - (count - split_);
-      const int64_t pieces = is_split(u) ? parts(u) : 1;
-      for (int64_t part = 0; part < pieces; ++part)
-        tasks_[count_++] = {u, part, is_split(u) ? part + 1 : chunks(u), home(lease, u, part)};
-    }
-    std::sort(tasks_, tasks_ + count_, [&](const Task& a, const Task& b) {
-      if (a.home != b.home) return a.home < b.home;
-      const int64_t first = place_[number(a.unit)], second = place_[number(b.unit)];
-      return first != second ? first < second : a.begin < b.begin;
-    });
-  }
-
-  // Its place among the heads that are handed out by chunks; negative for whole ones.
-  int64_t place(const Unit& u) const { return place_[number(u)]; }
-  bool is_split(const Unit& u) const { return place(u) >= 0; }
 
   // The node on which the keys of that chunk lie; rows outside every arena are spread evenly.
   int64_t home(const PoolLease& lease, const Unit& u, int64_t chunk) const {
     if (lease.homes() == 1) return 0;
     const int touched_by = owner(keys_at(u, chunk * kChunkRows));
-    return touched_by >= 0 ? lease.home(touched_by) : number(u) % lease.homes();
+    return touched_by >= 0 ? lease.home(touched_by) : tasks_.number(u) % lease.homes();
   }
 
   void work(PoolLease& lease, int index) {
     Carver own(lease.scratch_of(index));
     std::optional<HeadScratch> head;
-    if (split_ < units()) head.emplace(own, c_, longest_, query_bytes_);
-    SelectScratch select(own, longest_);
+    if (tasks_.split() < tasks_.units()) head.emplace(own, c_, tasks_.longest(), query_bytes_);
+    SelectScratch select(own, tasks_.longest());
     const int home = lease.home(index);
-    int64_t i = queues_.take(home);
+    int64_t i = tasks_.take(home);
     Ahead ahead = i < 0 ? Ahead() : look(tasks_[i]);
     while (i >= 0) {
       const Task& task = tasks_[i];
       const Unit& u = task.unit;
-      const bool split = is_split(u);
-      HeadScratch& s = split ? heads_[place(u)] : *head;
+      const bool split = tasks_.is_split(u);
+      HeadScratch& s = split ? heads_[tasks_.place(u)] : *head;
       if (!split) prepare(u, s);
       if (again_)
         weigh(u, s, task, ahead);
       else
         scan(u, s, task, ahead);
       // What comes next is asked for while this head is selected.
-      i = queues_.take(home);
+      i = tasks_.take(home);
       ahead = i < 0 ? Ahead() : look(tasks_[i]);
-      if (split && missing_[place(u)].fetch_sub(1) != 1) continue;
+      if (split && missing_[tasks_.place(u)].fetch_sub(1) != 1) continue;
       if (!again_) merge(u, s);
       if (!split && scores_twice(c_)) {
         Ahead anew = look(task);
@@ -208,7 +135,8 @@ class Runner {
 
   // The memory of chunks [begin, end) of a head.
   Ahead look(const Unit& u, int64_t begin, int64_t end) const {
-    const int64_t row = begin * kChunkRows, rows = std::min(length(u), end * kChunkRows) - row;
+    const int64_t row = begin * kChunkRows,
+                  rows = std::min(tasks_.length(u), end * kChunkRows) - row;
     const int64_t tile = is_index(c_.dtype) ? tile_bytes(c_.dtype, c_.dim)
                                             : kTileRows * c_.dim * item_size(c_.dtype);
     return look_ahead(prefetch(), keys_at(u, row), values_at(u, row), tile, rows / kTileRows);
@@ -216,7 +144,7 @@ class Runner {
   Ahead look(const Task& task) const { return look(task.unit, task.begin, task.end); }
 
   ChunkScan chunk_scan(const Unit& u, const HeadScratch& s, int64_t chunk, Ahead& ahead) const {
-    ChunkScan scan = chunk_of(c_, s, chunk, length(u), ahead);
+    ChunkScan scan = chunk_of(c_, s, chunk, tasks_.length(u), ahead);
     scan.keys = keys_at(u, 0);
     scan.values = values_at(u, 0);
     return scan;
@@ -225,7 +153,7 @@ class Runner {
   void scan(const Unit& u, HeadScratch& s, const Task& task, Ahead& ahead) {
     ChunkScan turns[kMaxStreams];
     Ahead each[kMaxStreams];
-    const int64_t streams = prefetch().streams, end = std::min(task.end, chunks(u));
+    const int64_t streams = prefetch().streams, end = std::min(task.end, tasks_.chunks(u));
     for (int64_t chunk = task.begin; chunk < end && !bad(u);) {
       int64_t count = 0;
       for (; count < streams && chunk < end; ++count, ++chunk) {
@@ -237,7 +165,7 @@ class Runner {
   }
 
   void weigh(const Unit& u, HeadScratch& s, const Task& task, Ahead& ahead) {
-    const int64_t end = std::min(task.end, chunks(u));
+    const int64_t end = std::min(task.end, tasks_.chunks(u));
     for (int64_t chunk = task.begin; chunk < end && !bad(u); ++chunk)
       table_.weigh_chunk(c_.dtype, chunk_scan(u, s, chunk, ahead), s.head_maximum,
                          s.head_normaliser, s.importance);
@@ -301,17 +229,10 @@ class Runner {
   const KernelTable& table_;
   const int64_t query_bytes_;
   std::atomic<bool>* bad_ = nullptr;  // [slots]
-  Task* tasks_ = nullptr;
-  int64_t count_ = 0;
-  HomeQueues queues_;
-  // All heads, longest first; the last `split_` of them are handed out by chunks.
-  Unit* order_ = nullptr;
-  int64_t* place_ = nullptr;  // by number
-  int64_t split_ = 0;
-  // Of those.
+  HeadTasks tasks_;
+  // Of heads that are handed out by chunks.
   std::atomic<int64_t>* missing_ = nullptr;
   HeadScratch* heads_ = nullptr;
-  int64_t longest_ = 0;
   bool again_ = false;
 };
 
