@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
+import fake_cuda
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,8 +13,11 @@ import numpy as np
 import pytest
 
 import host_kernels
-from herald_jax.engine.transfers import row_reader
+from herald_jax.kv import cuda_driver
+from herald_jax.kv.cuda_driver import CudaError
+from herald_jax.kv.cuda_row_reader import CudaReader, read_rate
 from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.row_reader import HostReader
 
 
 def shape_of(slots: int, heads: int, dim: int, candidates: int, dtype: type) -> CacheShape:
@@ -42,6 +47,7 @@ def wait(done, what="rows"):
     "platform",
     [
         "cpu",
+        "emulated",
         pytest.param(
             "gpu",
             marks=[
@@ -57,13 +63,17 @@ def wait(done, what="rows"):
     ("slots", "heads", "dim", "candidates"),
     [(1, 1, 16, 1), (3, 2, 16, 7), (2, 4, 128, 65), (5, 8, 80, 33), (20, 4, 128, 96)],
 )
-def test_rows_are_those_of_a_gather(platform, how, dtype, slots, heads, dim, candidates):
+def test_rows_are_those_of_a_gather(
+    monkeypatch, platform, how, dtype, slots, heads, dim, candidates
+):
     """Extents of several lengths, and slots that want nothing.
 
     What is read leaves all other rows alone; what is copied leaves finite numbers there.
     """
     shape = shape_of(slots, heads, dim, candidates, dtype)
-    device = jax.devices(platform)[0]
+    if platform == "emulated":
+        fake_cuda.install(monkeypatch)
+    device = jax.devices("cpu" if platform == "emulated" else platform)[0]
     rng = np.random.default_rng(slots)
     rows = [candidates + 3 * n for n in range(slots)]
     sizes = [heads * 2 * each * dim for each in rows]
@@ -80,7 +90,7 @@ def test_rows_are_those_of_a_gather(platform, how, dtype, slots, heads, dim, can
         ]
         for layer in range(2)
     ]
-    reader = row_reader(shape, pool, device)
+    reader = HostReader() if platform == "cpu" else CudaReader(shape, pool, device)
     parts = [(0, slots)] if slots == 1 else [(0, slots // 2), (slots // 2, slots)]
     with jax.default_device(device):
         for layer in range(2):
@@ -112,3 +122,53 @@ def test_rows_are_those_of_a_gather(platform, how, dtype, slots, heads, dim, can
                     used = slice(16, 16 + count)
                     np.testing.assert_array_equal(found[n, used], wanted[n, used])
     reader.close()
+
+
+def test_what_was_mapped_is_unmapped_when_not_all_is_granted(monkeypatch):
+    """So that the next attempt does not meet the leavings of this one."""
+    fake = fake_cuda.install(monkeypatch)
+    shape, pool = shape_of(2, 2, 16, 4, np.float32), host_kernels.Arena(1 << 16).buffer
+    for granted in (0, 1, 2):
+        fake.maps = granted
+        with pytest.raises(CudaError, match="could not be mapped for the device: status 2"):
+            CudaReader(shape, pool, jax.devices("cpu")[0])
+        assert not fake.mapped
+    fake.maps = 3
+    reader = CudaReader(shape, pool, jax.devices("cpu")[0])
+    assert len(fake.mapped) == 3
+    assert sum(fake.mapped.values()) == shape.staging_bytes + pool.nbytes
+    del reader
+    gc.collect()
+    assert not fake.mapped
+
+
+def test_a_closed_reader_queues_nothing(monkeypatch):
+    """A thread that was given up may come back at any time."""
+    fake_cuda.install(monkeypatch)
+    shape, pool = shape_of(1, 1, 16, 4, np.float32), host_kernels.Arena(1 << 12).buffer
+    reader = CudaReader(shape, pool, jax.devices("cpu")[0])
+    reader.close()
+    assert reader.done()
+    extent = pool[: 2 * 8 * 64].view(np.float32).reshape(1, 2, 8, 16)
+    told = [extent], np.zeros((1, 1, 4), np.int32), np.ones(1, np.int32)
+    buffer = jnp.zeros((1, 20, 1, 16)), jnp.zeros((1, 20, 1, 16))
+    for start in (
+        lambda: reader.read(0, 0, *told, buffer, 16),
+        lambda: reader.copy(0, *told, buffer, 16, wait),
+    ):
+        with pytest.raises(CudaError, match="closed"):
+            start()
+
+
+def test_the_rate_of_reading_is_measured(monkeypatch):
+    fake = fake_cuda.install(monkeypatch)
+    assert read_rate(jax.devices("cpu")[0]) > 0
+    assert fake.kernels == 3
+    assert not fake.mapped
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="here the driver is there")
+def test_a_machine_without_the_driver_is_told_so():
+    cuda_driver.driver.cache_clear()
+    with pytest.raises(CudaError, match=r"NVIDIA's driver could not be (loaded|started)"):
+        cuda_driver.driver()

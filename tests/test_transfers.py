@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import itertools
 
+import fake_cuda
 import jax
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from herald_jax import GenerationConfig
 from herald_jax.engine import transfers
 from herald_jax.engine.errors import EngineError
 from herald_jax.engine.request import Request
-from herald_jax.kv import changes
+from herald_jax.kv import changes, device_cache
 from herald_jax.kv.changes import ChangesTransfer
 from herald_jax.kv.cuda_driver import CudaError
+from herald_jax.kv.cuda_row_reader import CudaReader
 from herald_jax.kv.device_cache import CacheShape, DeviceCache, Transfer
 from herald_jax.kv.direct import DirectTransfer
 from herald_jax.kv.pool_transfer import FullTransfer
@@ -353,6 +355,27 @@ def test_the_share_of_rows_moved_is_reported():
     assert dense.summary(1.0)["rows_moved_fraction"] is None
 
 
+@pytest.mark.parametrize("how", ["copied", "read", "both"])
+@pytest.mark.parametrize(("method", "ratio"), [("herald-draft", None), ("herald-merged", 1.5)])
+def test_tokens_are_the_same_through_the_driver(monkeypatch, method, ratio, how):
+    """Rows arrive late; whoever is too early, or unmaps too early, fails in the stand-in."""
+    given = prompts((130, 112, 90, 40))
+    options = {"max_batch": 2, "retrieval_streams": 2, "candidates_ratio": ratio}
+    want = answers(engine(method, 0.2, **options), given, RULE)
+    fake = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(transfers, "row_reader", CudaReader)
+    turns = itertools.cycle([True, False, False])
+    choice = {"copied": lambda *_: True, "read": lambda *_: False, "both": lambda *_: next(turns)}
+    monkeypatch.setattr(DirectTransfer, "_in_time", choice[how])
+    made = engine(method, 0.2, transfer="direct", **options)
+    assert answers(made, given, RULE) == want
+    assert (fake.kernels > 0) == (how != "copied")
+    assert fake.copies > 0
+    assert len(fake.mapped) == 3
+    made.close()
+    assert not fake.mapped
+
+
 class NeverRead(HostReader):
     """Rows that stay under way."""
 
@@ -367,6 +390,72 @@ def test_rows_that_the_device_never_reads_are_told_by_name(monkeypatch):
     (result,) = made.generate(prompts((60,)), RULE)
     assert result.finish_reason == "error"
     assert "waited 0.3 s for selected rows on their way to the device" in result.error
+
+
+class Final(HostReader):
+    """Nothing may be asked of it once it is closed."""
+
+    closed = False
+
+    def read(self, *told):
+        assert not self.closed
+        super().read(*told)
+
+    def done(self) -> bool:
+        assert not self.closed, "asked after it was closed"
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("how", ["failure", "close"])
+def test_a_reader_is_left_alone_once_it_is_closed(monkeypatch, how):
+    """However a generation ends."""
+    reader = Final()
+    monkeypatch.setattr(transfers, "row_reader", lambda *_: reader)
+    made = engine("herald-merged", 0.2, transfer="direct")
+    stream = made.generate(prompts((60, 90)), RULE, stream=True)
+    next(stream)
+    if how == "failure":
+        monkeypatch.setattr(made.session.retrieval, "_await", fail)
+        results = [each for each in stream if hasattr(each, "finish_reason")]
+        assert {each.error for each in results} == {"nobody waits"}
+    made.close()
+    stream.close()
+    assert reader.closed
+
+
+def fail(*_):
+    raise EngineError("nobody waits")
+
+
+@pytest.mark.parametrize(("selected", "candidates"), [(12, 12), (8, 12)])
+def test_no_more_pools_are_held_than_planned(selected, candidates):
+    """Also while an empty pool is made, where no slot goes on."""
+    shape = shape_of(2, selected, candidates, transfer="direct")
+    gc.collect()
+    others = sum(a.nbytes for a in jax.live_arrays())
+    peak = 0
+
+    def watch(*told):
+        nonlocal peak
+        made = zeros(*told)
+        peak = max(peak, sum(a.nbytes for a in jax.live_arrays()) - others)
+        return made
+
+    zeros, device_cache.zeros = device_cache.zeros, watch
+    try:
+        pair = Pair(shape, 1, seed=0)
+        pair.transfers.pop().close()
+        pair.caches.pop()
+        peak = 0
+        pair.denoise()
+        pair.caches[0].reset_pool()
+    finally:
+        device_cache.zeros = zeros
+    assert 0 < peak <= shape.pool_bytes + (0 if shape.refines else shape.pool_bytes)
+    pair.close()
 
 
 def test_a_device_that_cannot_read_host_memory_is_refused_by_name(monkeypatch):

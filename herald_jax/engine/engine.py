@@ -184,7 +184,8 @@ class Engine:
             self._drop_session()
             raise
         finally:
-            if session is not None:
+            # One that was dropped is closed already.
+            if session is not None and session is self.session:
                 session.abandon()
             if self._closing:
                 self._drop_session()

@@ -61,8 +61,8 @@ class RetrievalStream:
         streams = min(streams, shape.slots)
         cuts = [shape.slots * part // streams for part in range(streams + 1)]
         self.parts = list(itertools.pairwise(cuts))
-        self.workers = [Worker(f"retrieval-{index}") for index in range(streams)]
         self.transfer = pool_transfer(cache, self.parts, pool, timeout=timeout, timeline=timeline)
+        self.workers = [Worker(f"retrieval-{index}") for index in range(streams)]
         self._lock = threading.Lock()
         self._current: Retrieval | None = None
         self._futures: list[Future[Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,15 +51,19 @@ def pool_transfer(
         wait_ready(array, timeout, "the copy of rows that are new to the device")
         timeline.stall_seconds += time.perf_counter() - began
 
+    late = threading.Event()
+
     def wait(done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + timeout
+        # A device that hung once is looked at, but not waited for again.
+        deadline = time.monotonic() + (0 if late.is_set() else timeout)
         try:
             while not done():
                 if time.monotonic() > deadline:
+                    late.set()
                     raise WaitTimeout(f"waited {timeout:g} s for {what}")
                 time.sleep(LOOK)
         except CudaError as error:
-            raise EngineError(f"{what} did not arrive: {error}") from error
+            raise EngineError(f"the device failed, waiting for {what}: {error}") from error
 
     if shape.transfer == "changes":
         return ChangesTransfer(shape, parts, device, copied)

@@ -23,7 +23,11 @@ NON_BLOCKING = 1
 NOT_READY = 600
 #: Of ``cuEventCreate``.
 NO_TIMING = 2
-MAJOR, MINOR = 75, 76
+#: Of ``cuDeviceGetAttribute``: parts of the architecture's number, and whether memory that was
+#: registered has the host's address on the device.
+MAJOR, MINOR, SAME_ADDRESS = 75, 76, 91
+#: What an architecture that the compiler does not know yet can run.
+OLDEST = "compute_80"
 
 
 class CudaError(RuntimeError):
@@ -35,13 +39,14 @@ def driver() -> ctypes.CDLL:
     """libcuda.
 
     Raises:
-      CudaError: the machine has none.
+      CudaError: the machine has none, or it does not start.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise CudaError(f"NVIDIA's driver could not be loaded: {error}") from None
-    library.cuInit(0)
+    if status := library.cuInit(0):
+        raise CudaError(f"NVIDIA's driver could not be started: error {status}")
     return library
 
 
@@ -61,7 +66,7 @@ class Context:
         """``ordinal``: of the device, as the process sees them.
 
         Raises:
-          CudaError: there is no such device.
+          CudaError: there is no such device, or it finds host memory at other addresses.
         """
         library = driver()
         self.device = ctypes.c_int()
@@ -71,6 +76,8 @@ class Context:
             library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), self.device),
             "the device's context could not be had",
         )
+        if not self._attribute(SAME_ADDRESS):
+            raise CudaError("the device finds host memory at other addresses than the host")
 
     def enter(self) -> ctypes.CDLL:
         """The driver, with this context current on the calling thread."""
@@ -81,15 +88,15 @@ class Context:
     @property
     def architecture(self) -> str:
         """Such as "sm_90"."""
-        library, found = self.enter(), []
-        for which in (MAJOR, MINOR):
-            value = ctypes.c_int()
-            check(
-                library.cuDeviceGetAttribute(ctypes.byref(value), which, self.device),
-                "the device's architecture is unknown",
-            )
-            found.append(value.value)
-        return f"sm_{found[0]}{found[1]}"
+        return f"sm_{self._attribute(MAJOR)}{self._attribute(MINOR)}"
+
+    def _attribute(self, which: int) -> int:
+        value = ctypes.c_int()
+        check(
+            self.enter().cuDeviceGetAttribute(ctypes.byref(value), which, self.device),
+            "the device does not tell what it is",
+        )
+        return value.value
 
     def map(self, buffer: np.ndarray) -> None:
         """Pins host memory and maps it for the device, which finds it at the same address."""
@@ -99,8 +106,13 @@ class Context:
         check(status, f"{buffer.nbytes} bytes of host memory could not be mapped for the device")
 
     def unmap(self, buffer: np.ndarray) -> None:
-        """Takes ``map`` back."""
-        self.enter().cuMemHostUnregister(ctypes.c_void_p(buffer.ctypes.data))
+        """Takes ``map`` back.
+
+        Raises:
+          CudaError: the driver refuses.
+        """
+        status = self.enter().cuMemHostUnregister(ctypes.c_void_p(buffer.ctypes.data))
+        check(status, "host memory could not be unmapped")
 
 
 def _ended(status: int) -> bool:
@@ -233,34 +245,44 @@ def _compiler() -> ctypes.CDLL:
 
 @functools.cache
 def _compiled(source: str, architecture: str, more: tuple[str, ...]) -> bytes:
-    """The binary of a CUDA source for one architecture.
+    """What the driver loads for a CUDA source and one architecture.
 
     Raises:
-      CudaError: the compiler is missing, or its message.
+      CudaError: the compiler is missing, or what it said first.
     """
-    library, program = _compiler(), ctypes.c_void_p()
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", *more]
-    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     try:
-        status = library.nvrtcCompileProgram(
-            program,
-            len(options),
-            (ctypes.c_char_p * len(options))(*(option.encode() for option in options)),
-        )
-        if status:
-            raise CudaError(f"the kernel was not compiled: {_log(library, program)}")
+        return _translated(source, [f"--gpu-architecture={architecture}", *more], "CUBIN")
+    except CudaError:
+        # The driver translates what is older than the device.
+        return _translated(source, [f"--gpu-architecture={OLDEST}", *more], "PTX")
+
+
+def _translated(source: str, options: list[str], form: str) -> bytes:
+    library, program = _compiler(), ctypes.c_void_p()
+    told = [option.encode() for option in [*options, "--std=c++17"]]
+
+    def run(name: str, *arguments: Any) -> None:
+        if status := getattr(library, f"nvrtc{name}")(*arguments):
+            said = _log(library, program) or f"{name} failed with {status}"
+            raise CudaError(f"the kernel was not compiled: {said}")
+
+    run("CreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    try:
+        run("CompileProgram", program, len(told), (ctypes.c_char_p * len(told))(*told))
         size = ctypes.c_size_t()
-        library.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        run(f"Get{form}Size", program, ctypes.byref(size))
         image = ctypes.create_string_buffer(size.value)
-        library.nvrtcGetCUBIN(program, image)
+        run(f"Get{form}", program, image)
         return image.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _log(library: ctypes.CDLL, program: ctypes.c_void_p) -> str:
+    """The first line of what the compiler said."""
     size = ctypes.c_size_t()
-    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    text = ctypes.create_string_buffer(size.value)
+    if not program or library.nvrtcGetProgramLogSize(program, ctypes.byref(size)):
+        return ""
+    text = ctypes.create_string_buffer(size.value + 1)
     library.nvrtcGetProgramLog(program, text)
-    return text.value.decode(errors="replace").strip()
+    return next(iter(text.value.decode(errors="replace").strip().splitlines()), "")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +52,21 @@ class CudaReader(RowReader):
         self.shape = shape
         self._lanes = shape.head_dim * shape.dtype.itemsize // LANE_BYTES
         self._context = Context(device.local_hardware_id or 0)
-        options = [f"-DROWS={ROWS}", f"-DSLOTS={SLOTS}"]
+        options = [f"-DROWS={ROWS}", f"-DSLOTS={SLOTS}", f"-DTHREADS={THREADS}"]
         self._kernel = Kernel(self._context, SOURCE, "read_rows", options)
+        self._lock = threading.Lock()
+        self._mapped: list[np.ndarray] = []
+        self._end = weakref.finalize(self, _release, self._context, self._kernel, self._mapped)
+        # The end of the process frees everything, and the driver may be gone by then.
+        self._end.atexit = False
+        try:
+            self._allocate(pool, size, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _allocate(self, pool: np.ndarray, size: tuple[int, ...], device: jax.Device) -> None:
+        shape = self.shape
         # A layer's are written once those of the block before are no longer needed.
         self._orders = host_kernels.Arena(shape.sparse_layers * int(np.prod(size)) * 4)
         self._indices = self._orders.buffer.view(np.int32).reshape(-1, *size)
@@ -61,7 +77,6 @@ class CudaReader(RowReader):
         pair = self._staging.buffer.view(shape.dtype)
         self._keys, self._values = pair.reshape(2, *shape.buffer_shape(shape.pool_rows))
         self._copied: dict[int, Mark] = {}
-        self._mapped: list[np.ndarray] = []
         for each in (self._orders.buffer, self._staging.buffer, pool):
             self._context.map(each)
             self._mapped.append(each)
@@ -98,7 +113,6 @@ class CudaReader(RowReader):
             slots.at[n] = _Slot(extent.ctypes.data, extent.shape[2], int(counts[n]))
         wanted = self._indices[layer, first : first + count]
         place = self._wanted.unsafe_buffer_pointer() + first * wanted[0].nbytes
-        self._kernel.copy(wanted, place)
         arguments: list[Any] = [
             slots,
             ctypes.c_uint64(place),
@@ -106,7 +120,17 @@ class CudaReader(RowReader):
             *map(ctypes.c_uint64, self._places(buffer, first)),
             *map(ctypes.c_int, (rows, row_offset)),
         ]
-        self._kernel.launch(BLOCKS, THREADS, arguments)
+        with self._open():
+            self._kernel.copy(wanted, place)
+            self._kernel.launch(BLOCKS, THREADS, arguments)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Nothing is queued once the reader is closed, by a thread that was given up."""
+        with self._lock:
+            if not self._end.alive:
+                raise CudaError("what reads rows is closed")
+            yield
 
     def _places(self, buffer: Buffer, first: int) -> list[int]:
         """Where on the device a slot begins in K and in V."""
@@ -131,9 +155,10 @@ class CudaReader(RowReader):
         cut = slice(first, first + len(extents))
         keys, values = self._keys[cut], self._values[cut]
         host_kernels.gather(extents, indices, counts, keys, values, row_offset=row_offset)
-        for gathered, place in zip((keys, values), self._places(buffer, first), strict=True):
-            self._kernel.copy(gathered, place)
-        self._copied[first] = self._kernel.mark()
+        with self._open():
+            for gathered, place in zip((keys, values), self._places(buffer, first), strict=True):
+                self._kernel.copy(gathered, place)
+            self._copied[first] = self._kernel.mark()
 
     def clear(self, slot: int) -> None:
         """See ``RowReader.clear``."""
@@ -142,7 +167,8 @@ class CudaReader(RowReader):
 
     def done(self) -> bool:
         """See ``RowReader.done``."""
-        return self._kernel.done()
+        with self._lock:
+            return not self._end.alive or self._kernel.done()
 
     @property
     def nbytes(self) -> int:
@@ -151,11 +177,22 @@ class CudaReader(RowReader):
 
     def close(self) -> None:
         """See ``RowReader.close``."""
-        self._copied = {}
-        self._kernel.close()
-        for each in self._mapped:
-            self._context.unmap(each)
-        self._mapped = []
+        with self._lock:
+            self._end()
+
+
+#: Kernels that may still run, and the memory that they may still read.
+_UNENDED: list[tuple[Any, ...]] = []
+
+
+def _release(context: Context, kernel: Kernel, mapped: list[np.ndarray]) -> None:
+    with contextlib.suppress(CudaError):
+        if kernel.done():
+            kernel.close()
+            while mapped:
+                context.unmap(mapped.pop())
+            return
+    _UNENDED.append((kernel, mapped))
 
 
 def read_rate(device: jax.Device, seconds: float = 10.0) -> float:
@@ -179,12 +216,17 @@ def read_rate(device: jax.Device, seconds: float = 10.0) -> float:
     jax.block_until_ready(buffer)
     reader = CudaReader(shape, pool, device)
     times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        reader.read(0, 0, extents, indices, counts, buffer, 0)
-        while not reader.done():
-            if time.perf_counter() - began > seconds:
-                raise CudaError(f"waited {seconds:g} s for the device to read rows of host memory")
-        times.append(time.perf_counter() - began)
-    reader.close()
+    try:
+        for _ in range(3):
+            began = time.perf_counter()
+            reader.read(0, 0, extents, indices, counts, buffer, 0)
+            while not reader.done():
+                if time.perf_counter() - began > seconds:
+                    _UNENDED.append(buffer)
+                    raise CudaError(
+                        f"waited {seconds:g} s for the device to read rows of host memory"
+                    )
+            times.append(time.perf_counter() - began)
+    finally:
+        reader.close()
     return shape.layer_bytes(count) / min(times) / 1e9

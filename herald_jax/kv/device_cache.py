@@ -98,8 +98,10 @@ class CacheShape:
     @property
     def resting_bytes(self) -> int:
         """Bytes of pools and partial keys between two blocks."""
-        idle = self.transfer == "direct" and not self.refines
-        return self.pool_bytes * (2 if idle else 1) + self.partial_bytes
+        if self.transfer != "direct":
+            return self.pool_bytes + self.partial_bytes
+        idle = 0 if self.refines else self.pool_bytes
+        return self.pool_bytes + idle + self.named_bytes // self.sparse_layers
 
     @property
     def refined_bytes(self) -> int:
@@ -127,6 +129,11 @@ class CacheShape:
         return rows * (4 + 2 * self.head_dim * self.dtype.itemsize)
 
     @property
+    def named_bytes(self) -> int:
+        """Bytes of the rows of all layers by number, int32, where the device reads them itself."""
+        return self.sparse_layers * self.slots * self.kv_heads * self.candidates * 4
+
+    @property
     def changes_room(self) -> int:
         """Bytes of changes that may be on the device at once: 7/8 of all, but a whole layer.
 
@@ -146,6 +153,8 @@ class CacheShape:
             return 0
         if self.transfer == "changes":
             return self.changes_room + self.layer_bytes(self.pool_rows)
+        if self.transfer == "direct":
+            return self.pool_bytes + self.named_bytes // self.sparse_layers
         return self.pool_bytes
 
     @property
@@ -154,8 +163,7 @@ class CacheShape:
         if self.transfer == "changes":
             return self.sparse_layers * self.change_bytes
         if self.transfer == "direct":
-            named = self.sparse_layers * self.slots * self.kv_heads * self.candidates * 4
-            return named + self.layer_bytes(self.pool_rows)
+            return self.named_bytes + self.layer_bytes(self.pool_rows)
         return self.pool_bytes if self.within_step else self.incoming_bytes
 
     @property
@@ -223,7 +231,8 @@ class DeviceCache:
     def reset_pool(self) -> None:
         """An empty active pool, for when nothing was retrieved for the coming block."""
         shape = self.shape
-        self.candidates = []
+        # Nothing refers to the old one while the new one is made.
+        self.candidates, self.pool = [], []
         self.pool = zeros(
             shape.sparse_layers, shape.buffer_shape(shape.pool_rows), shape.dtype, self.device
         )

@@ -40,7 +40,13 @@ class DirectTransfer(PoolTransfer[int]):
         reader: RowReader,
         wait: Wait,
     ) -> None:
-        """Allocates the idle pool, where the cache does not keep it."""
+        """Allocates the idle pool, where the cache does not keep it.
+
+        Args:
+          parts: the slots [first, last) of each part-batch.
+          reader: brings rows into the idle pool.
+          wait: waits for the device; what it raises is what ``gather`` and ``settle`` raise.
+        """
         super().__init__(cache.shape, parts)
         self.cache, self.reader, self._wait = cache, reader, wait
         # When this block's retrieval began, and the seconds that the last one had.
@@ -67,7 +73,7 @@ class DirectTransfer(PoolTransfer[int]):
         buffer = self._buffers()[layer]
         # What still attends these rows must have ended.
         for array in buffer:
-            self._wait(array.is_ready, "the steps that attend the idle pool")  # type: ignore[attr-defined]
+            self._wait(array.is_ready, "the end of the steps that attend the idle pool")  # type: ignore[attr-defined]
         told = extents, indices, counts, buffer, 2 * self.shape.block_size
         first, _ = self.parts[part]
         if self._in_time(layer):
@@ -112,6 +118,11 @@ class DirectTransfer(PoolTransfer[int]):
     def settle(self) -> None:
         """See ``PoolTransfer.settle``."""
         self._wait(self.reader.done, "selected rows on their way to the device")
+
+    def forget(self, slot: int | None = None) -> None:
+        """See ``PoolTransfer.forget``; a block without retrieval tells nothing of the next one."""
+        if slot is None:
+            self._window = 0.0
 
     def clear(self, slot: int) -> None:
         """See ``PoolTransfer.clear``."""

@@ -144,8 +144,9 @@ def plan(
 ) -> MemoryPlan:
     """The memory plan of an engine with this cache.
 
-    Prompts are read between blocks: the active pool and partial keys are there; the idle pool,
-    changes and the workspace of a step are not, and what reads the prompt has their place. It takes
+    Prompts are read between blocks: the active pool and partial keys are there, and with direct
+    transfers an idle pool that no candidates make room for; any other idle pool, changes and the
+    workspace of a step are not, and what reads the prompt has their place. It takes
     one request's full KV, the rows of a chunk and of the one before on their way to the host, a
     chunk's activations and attention scores (float32), and the pool of one slot.
 

@@ -18,7 +18,7 @@ struct Slots {
   Slot at[SLOTS];
 };
 
-extern "C" __global__ void read_rows(
+extern "C" __global__ void __launch_bounds__(THREADS) read_rows(
     const __grid_constant__ Slots slots, const int* indices,  // [count, heads, capacity]
     int count, int heads, int capacity, int lanes,
     uint4* keys, uint4* values,  // [count, pool_rows, heads, lanes]

@@ -84,7 +84,10 @@ class RowReader(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Gives back what the device knows of host memory; nothing may be under way."""
+        """Gives back what the device knows of host memory, unless rows are under way for ever.
+
+        From then on ``read`` and ``copy`` are refused, and all is ``done``.
+        """
 
 
 class HostReader(RowReader):

@@ -19,7 +19,6 @@ struct Scratch {
   Scratch(Carver& carver, const RerankCall& c, int64_t rows, int64_t query_bytes)
       : select(carver, rows) {
     const int64_t padded = round_up(rows, kTileRows);
-    stride = padded;
     keys = carver.take<char>(rows * c.dim * item_size(c.dtype));
     query = carver.take<char>(query_bytes);
     weights = carver.take<float>(c.group * padded);
@@ -29,7 +28,6 @@ struct Scratch {
     normaliser = carver.take<float>(c.group);
   }
   SelectScratch select;
-  int64_t stride;
   char *keys, *query;
   float *weights, *exponents, *lanes, *maximum, *normaliser;
 };
