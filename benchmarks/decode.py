@@ -167,7 +167,7 @@ def points(options: Any) -> list[Point]:
     given = {name: value for name, value in changes.items() if value is not None}
     refining = [name for name, selector in SELECTORS.items() if selector.refines]
     indexed = [name for name, selector in SELECTORS.items() if selector.indexed]
-    sent = [name for name, s in SELECTORS.items() if s.style in ("layer-serial", "query-once")]
+    sent = [name for name, selector in SELECTORS.items() if selector.between_blocks]
     made = []
     for point in found:
         own = dict(given)
@@ -202,7 +202,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5, help="measured blocks")
     parser.add_argument("--candidates-ratio", type=float, help="C / K of methods that refine")
     parser.add_argument("--key-index", choices=get_args(KeyIndex), help="of methods that have one")
-    parser.add_argument("--transfer", choices=get_args(Transfer), help="which selected rows move")
+    parser.add_argument(
+        "--transfer",
+        choices=get_args(Transfer),
+        help="instead of the preset's",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layer-group", type=int, default=None)
     parser.add_argument("--threads", type=int, default=None, help="host kernel threads")

@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,16 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def check_output(*paths: Path | None) -> None:
+def check_output(result: Path | None, plot: Path | None = None) -> None:
     """Makes the folders of what will be written at the end, or refuses now.
 
     Raises:
       OSError: a path cannot be written.
+      ValueError: what draws the plot is not installed.
     """
-    for path in paths:
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'herald-jax[eval]', or leave it out")
+    for path in (result, plot):
         if path is None:
             continue
         if path.is_dir():

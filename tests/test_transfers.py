@@ -24,6 +24,7 @@ from herald_jax.kv.device_cache import CacheShape, DeviceCache, Transfer
 from herald_jax.kv.direct import DirectTransfer
 from herald_jax.kv.pool_transfer import FullTransfer
 from herald_jax.kv.row_reader import HostReader
+from herald_jax.selection import check_method
 
 BLOCK, ROWS, HEADS, DIM = 4, 64, 2, 16
 RULE = GenerationConfig(max_new_tokens=40, threshold=0.3)
@@ -348,6 +349,7 @@ def test_the_share_of_rows_moved_is_reported():
         made = engine("window", 0.2, transfer=transfer)
         answers(made, prompts((120,)), RULE)
         shares[transfer] = made.summary(1.0)["rows_moved_fraction"]
+        assert made.summary(1.0)["transfer"] == transfer
     assert shares["full"] == 1
     assert 0.2 < shares["changes"] < 0.6
     dense = engine("dense")
@@ -466,6 +468,14 @@ def test_a_device_that_cannot_read_host_memory_is_refused_by_name(monkeypatch):
     made = engine("herald-merged", 0.2, transfer="direct")
     with pytest.raises(EngineError, match=r"--transfer direct .*no driver.*--transfer full"):
         list(made.generate(prompts((60,)), RULE))
+
+
+@pytest.mark.parametrize("method", ["dense", "mage", "infinigen"])
+def test_a_transfer_is_refused_for_methods_that_send_nothing(method):
+    with pytest.raises(ValueError, match=f"--transfer direct .*{method}, which sends no selected"):
+        check_method(method, transfer="direct")
+    check_method("auto", transfer="direct")
+    assert engine(method, transfer="direct").sizing.transfer(method) is None
 
 
 def test_an_unknown_transfer_is_refused():

@@ -132,7 +132,7 @@ def generate(
         ),
     ] = None,
     exact_layers: ExactLayers = None,
-    transfer: Transfer = TransferName.full,
+    transfer: Transfer = None,
     max_batch: MaxBatch = 8,
     max_context: Annotated[
         int | None,
@@ -203,7 +203,7 @@ def generate(
     device_bytes = read_size(device_memory, "--device-memory")
     host_bytes = read_size(host_memory, "--host-memory")
     with refusals():
-        check_method(method, candidates_ratio, key_index)
+        check_method(method, candidates_ratio, key_index, transfer and transfer.value)
     with ExitStack() as stack:
         inputs = [path for path in (prompt_file, requests) if path is not None]
         results = None if output is None else stack.enter_context(ResultFile(output, inputs))
@@ -229,7 +229,7 @@ def generate(
             candidates_ratio=candidates_ratio,
             key_index=(key_index or KeyIndexName.int8).value,
             exact_layers=exact_layers,
-            transfer=transfer.value,
+            transfer=(transfer or TransferName.full).value,
             max_batch=min(max_batch, max(1, len(work))),
             max_context=max_context,
             threads=threads,

@@ -92,12 +92,13 @@ MaxBatch = Annotated[
     typer.Option(min=1, max=MOST_REQUESTS, metavar="N", help="Most requests decoded together."),
 ]
 Transfer = Annotated[
-    TransferName,
+    TransferName | None,
     typer.Option(
+        show_default="full",
         help="How selected rows come to the device between blocks; answers are the same. full: all "
         "of them are copied; changes: those that the block before did not select, since the others "
         "are there already; direct: into a pool that stays there, read by the device itself when "
-        "time is short, which is faster where the host is the limit: very long contexts, few steps."
+        "time is short, faster where the host is the limit (very long contexts, few steps).",
     ),
 ]
 DeviceMemory = Annotated[

@@ -77,7 +77,7 @@ def plan(
     candidates_ratio: CandidatesRatio = None,
     key_index: KeyIndexOption = None,
     exact_layers: ExactLayers = None,
-    transfer: Transfer = TransferName.full,
+    transfer: Transfer = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -123,7 +123,7 @@ def plan(
             candidates_ratio=candidates_ratio,
             key_index=(key_index or KeyIndexName.int8).value,
             exact_layers=exact_layers,
-            transfer=transfer.value,
+            transfer=(transfer or TransferName.full).value,
             max_batch=max_batch,
             max_context=context,
             device_memory=device_bytes,

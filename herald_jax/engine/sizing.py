@@ -10,7 +10,7 @@ import numpy as np
 from herald_jax.diffusion.draft import spaced_masks
 from herald_jax.engine.config import EngineConfig, KeyIndex
 from herald_jax.engine.errors import EngineError
-from herald_jax.kv.device_cache import CacheShape
+from herald_jax.kv.device_cache import CacheShape, Transfer
 from herald_jax.kv.host_memory import format_bytes, host_memory_room
 from herald_jax.kv.plan import MemoryPlan, cache_shape, largest_batch, plan
 from herald_jax.models import attention_kernel, head_kernel
@@ -77,6 +77,11 @@ class Sizing:
         """What a method's scan reads in place of keys; None for methods that have no index."""
         selector = None if method is None else self.selector(method)
         return self.config.key_index if selector is not None and selector.indexed else None
+
+    def transfer(self, method: str | None) -> Transfer | None:
+        """How selected rows come to the device; None for methods that send none between blocks."""
+        selector = None if method is None else self.selector(method)
+        return self.config.transfer if selector is not None and selector.between_blocks else None
 
     def shape(self, method: str, max_context: int) -> CacheShape:
         """Cache sizes of a method for requests of at most ``max_context`` tokens."""

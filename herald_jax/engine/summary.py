@@ -18,6 +18,7 @@ def summarize(engine: Engine, seconds: float) -> dict[str, Any]:
         "budget": None if method == "dense" else str(engine.engine_config.budget),
         "candidates_ratio": sizing.candidates_ratio(method),
         "key_index": sizing.key_index(method),
+        "transfer": sizing.transfer(method),
         "model": engine.config.family,
         "rule": engine.rule,
         "device": engine.device.device_kind,

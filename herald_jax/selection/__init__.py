@@ -52,9 +52,15 @@ BEYOND_DENSE = HeraldMerged.name
 
 
 def check_method(
-    name: str, candidates_ratio: float | None = None, key_index: str | None = None
+    name: str,
+    candidates_ratio: float | None = None,
+    key_index: str | None = None,
+    transfer: str | None = None,
 ) -> None:
-    """Refuses a method that is unknown, or that a C / K or key index asked for does not go with.
+    """Refuses a method that is unknown, or that what is asked for does not go with.
+
+    Args:
+      candidates_ratio, key_index, transfer: None where they are not asked for.
 
     Raises:
       ValueError: with one sentence.
@@ -64,6 +70,12 @@ def check_method(
         raise ValueError(
             f"--key-index {key_index} does not go with --method {name}, which scans no index: "
             f"leave it out, or use one of {', '.join(indexed)}"
+        )
+    sent = [each for each, selector in SELECTORS.items() if selector.between_blocks]
+    if transfer is not None and name in ("dense", *SELECTORS) and name not in sent:
+        raise ValueError(
+            f"--transfer {transfer} does not go with --method {name}, which sends no selected rows "
+            f"between blocks: leave it out, or use one of {', '.join(sent)}"
         )
     if name not in ("auto", "dense"):
         make_selector(name, candidates_ratio)

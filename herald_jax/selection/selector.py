@@ -24,6 +24,7 @@ class Selector(abc.ABC):
       refines: the engine may fetch C > K rows and keep the best K at step 0 of the next block,
         judged by that block's real queries.
       indexed: it scans keys alone, and may do so in their key index, if the job has one.
+      between_blocks: what it selects comes to the device between two blocks, by a transfer.
       own_ratio: C / K unless asked otherwise.
       candidates_ratio: C / K of this instance.
     """
@@ -34,6 +35,7 @@ class Selector(abc.ABC):
     attends_draft: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     indexed: ClassVar[bool] = False
+    between_blocks: ClassVar[bool] = False
     own_ratio: ClassVar[float] = 1.0
 
     def __init__(self, candidates_ratio: float | None = None) -> None:
@@ -69,6 +71,7 @@ class LayerSerialSelector(Selector):
     """
 
     style: ClassVar[Style] = "layer-serial"
+    between_blocks: ClassVar[bool] = True
 
     @abc.abstractmethod
     def attend(
@@ -122,6 +125,7 @@ class QueryOnceSelector(Selector):
     """
 
     style: ClassVar[Style] = "query-once"
+    between_blocks: ClassVar[bool] = True
     merge_step: ClassVar[Literal[0, 1] | None] = None
     rotates: ClassVar[bool] = True
     drafted: ClassVar[bool] = False
