@@ -69,8 +69,6 @@ def check_output(result: Path | None, plot: Path | None = None) -> None:
       OSError: a path cannot be written.
       ValueError: what draws the plot is not installed.
     """
-    if plot is not None and find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'herald-jax[eval]', or leave it out")
     for path in (result, plot):
         if path is None:
             continue
@@ -90,6 +88,8 @@ def check_output(result: Path | None, plot: Path | None = None) -> None:
             raise type(error)(f"{path} cannot be written: {error.strerror}") from None
         if not known:
             path.unlink()
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'herald-jax[eval]', or leave it out")
 
 
 def whole_lines(path: Path) -> list[str]:
