@@ -17,7 +17,7 @@ from herald_jax.kv import cuda_driver
 from herald_jax.kv.cuda_driver import CudaError
 from herald_jax.kv.cuda_row_reader import CudaReader, read_rate
 from herald_jax.kv.device_cache import CacheShape
-from herald_jax.kv.row_reader import HostReader
+from herald_jax.kv.row_reader import HostReader, RowOrder
 
 
 def shape_of(slots: int, heads: int, dim: int, candidates: int, dtype: type) -> CacheShape:
@@ -108,10 +108,11 @@ def test_rows_are_those_of_a_gather(
             for first, last in parts:
                 cut = slice(first, last)
                 given = extents[layer][cut], indices[cut], counts[cut], buffer, 16
+                order = RowOrder(first, *given)
                 if how == "read":
-                    reader.read(layer, first, *given)
+                    reader.read(layer, order)
                 else:
-                    reader.copy(first, *given, wait)
+                    reader.copy(order, wait)
             wait(reader.done)
             host_kernels.gather(extents[layer], indices, counts, *before, row_offset=16)
             for found, wanted in zip(map(np.asarray, buffer), before, strict=True):
@@ -152,10 +153,8 @@ def test_a_closed_reader_queues_nothing(monkeypatch):
     extent = pool[: 2 * 8 * 64].view(np.float32).reshape(1, 2, 8, 16)
     told = [extent], np.zeros((1, 1, 4), np.int32), np.ones(1, np.int32)
     buffer = jnp.zeros((1, 20, 1, 16)), jnp.zeros((1, 20, 1, 16))
-    for start in (
-        lambda: reader.read(0, 0, *told, buffer, 16),
-        lambda: reader.copy(0, *told, buffer, 16, wait),
-    ):
+    order = RowOrder(0, *told, buffer, 16)
+    for start in (lambda: reader.read(0, order), lambda: reader.copy(order, wait)):
         with pytest.raises(CudaError, match="closed"):
             start()
 

@@ -7,7 +7,7 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import host_kernels
 from herald_jax.kv.cuda_driver import Context, CudaError, Kernel, Mark
 from herald_jax.kv.device_cache import Buffer, CacheShape, zeros
-from herald_jax.kv.row_reader import RowReader, Wait
+from herald_jax.kv.row_reader import RowOrder, RowReader, Wait
 
 SOURCE = Path(__file__).with_name("read_rows.cu")
 #: Of the kernel: enough reads under way for the link, on few multiprocessors. Rows of K and of V
@@ -82,43 +82,27 @@ class CudaReader(RowReader):
             self._mapped.append(each)
         self._wanted.block_until_ready()
 
-    def read(
-        self,
-        layer: int,
-        first: int,
-        extents: Sequence[np.ndarray],
-        indices: np.ndarray,
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-    ) -> None:
+    def read(self, layer: int, order: RowOrder) -> None:
         """See ``RowReader.read``."""
-        self._indices[layer, first : first + len(extents)] = indices
-        for begin in range(0, len(extents), SLOTS):
-            some = slice(begin, begin + SLOTS)
-            self._launch(layer, first + begin, extents[some], counts[some], buffer, row_offset)
+        self._indices[layer, order.slots] = order.indices
+        for begin in range(0, len(order.extents), SLOTS):
+            self._launch(layer, order, begin)
 
-    def _launch(
-        self,
-        layer: int,
-        first: int,
-        extents: Sequence[np.ndarray],
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-    ) -> None:
-        shape, count, rows = self.shape, len(extents), buffer[0].shape[1]
-        slots = _Slots()
+    def _launch(self, layer: int, order: RowOrder, begin: int) -> None:
+        """Reads for ``SLOTS`` of an order's slots, from its ``begin``-th on."""
+        shape, first, rows = self.shape, order.first + begin, order.buffer[0].shape[1]
+        extents = order.extents[begin : begin + SLOTS]
+        slots, count = _Slots(), len(extents)
         for n, extent in enumerate(extents):
-            slots.at[n] = _Slot(extent.ctypes.data, extent.shape[2], int(counts[n]))
+            slots.at[n] = _Slot(extent.ctypes.data, extent.shape[2], int(order.counts[begin + n]))
         wanted = self._indices[layer, first : first + count]
         place = self._wanted.unsafe_buffer_pointer() + first * wanted[0].nbytes
         arguments: list[Any] = [
             slots,
             ctypes.c_uint64(place),
             *map(ctypes.c_int, (count, shape.kv_heads, shape.candidates, self._lanes)),
-            *map(ctypes.c_uint64, self._places(buffer, first)),
-            *map(ctypes.c_int, (rows, row_offset)),
+            *map(ctypes.c_uint64, self._places(order.buffer, first)),
+            *map(ctypes.c_int, (rows, order.row_offset)),
         ]
         with self._open():
             self._kernel.copy(wanted, place)
@@ -139,25 +123,16 @@ class CudaReader(RowReader):
             for array in buffer
         ]
 
-    def copy(
-        self,
-        first: int,
-        extents: Sequence[np.ndarray],
-        indices: np.ndarray,
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-        wait: Wait,
-    ) -> None:
+    def copy(self, order: RowOrder, wait: Wait) -> None:
         """See ``RowReader.copy``."""
+        first, slots = order.first, order.slots
         if (copied := self._copied.get(first)) is not None:
             wait(copied.passed, "the copy of gathered rows")
-        cut = slice(first, first + len(extents))
-        keys, values = self._keys[cut], self._values[cut]
-        host_kernels.gather(extents, indices, counts, keys, values, row_offset=row_offset)
+        order.gather(self._keys, self._values)
+        places = self._places(order.buffer, first)
         with self._open():
-            for gathered, place in zip((keys, values), self._places(buffer, first), strict=True):
-                self._kernel.copy(gathered, place)
+            for gathered, place in zip((self._keys, self._values), places, strict=True):
+                self._kernel.copy(gathered[slots], place)
             self._copied[first] = self._kernel.mark()
 
     def clear(self, slot: int) -> None:
@@ -214,12 +189,13 @@ def read_rate(device: jax.Device, seconds: float = 10.0) -> float:
     counts = np.full(slots, count, np.int32)
     (buffer,) = zeros(1, shape.buffer_shape(count), shape.dtype, device)
     jax.block_until_ready(buffer)
+    order = RowOrder(0, extents, indices, counts, buffer, 0)
     reader = CudaReader(shape, pool, device)
     times = []
     try:
         for _ in range(3):
             began = time.perf_counter()
-            reader.read(0, 0, extents, indices, counts, buffer, 0)
+            reader.read(0, order)
             while not reader.done():
                 if time.perf_counter() - began > seconds:
                     _UNENDED.append(buffer)

@@ -18,7 +18,7 @@ import numpy as np
 from herald_jax.kv.cuda_driver import CudaError
 from herald_jax.kv.device_cache import Buffer, DeviceCache, cleared, zeros
 from herald_jax.kv.pool_transfer import PoolTransfer, own_rows, with_tails
-from herald_jax.kv.row_reader import RowReader, Wait
+from herald_jax.kv.row_reader import RowOrder, RowReader, Wait
 from herald_jax.kv.transfer import fetched
 
 #: The share of the time that the last block's retrieval had in which one shall end.
@@ -74,12 +74,12 @@ class DirectTransfer(PoolTransfer[int]):
         # What still attends these rows must have ended.
         for array in buffer:
             self._wait(array.is_ready, "the end of the steps that attend the idle pool")  # type: ignore[attr-defined]
-        told = extents, indices, counts, buffer, 2 * self.shape.block_size
         first, _ = self.parts[part]
+        order = RowOrder(first, extents, indices, counts, buffer, 2 * self.shape.block_size)
         if self._in_time(layer):
-            self.reader.copy(first, *told, self._wait)
+            self.reader.copy(order, self._wait)
         else:
-            self.reader.read(layer, first, *told)
+            self.reader.read(layer, order)
         return int(counts.sum()) * self.shape.kv_heads
 
     def _in_time(self, layer: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -20,43 +21,56 @@ from herald_jax.kv.device_cache import Buffer
 Wait = Callable[[Callable[[], bool], str], None]
 
 
+@dataclass(frozen=True)
+class RowOrder:
+    """Rows of slots [first, first + n) that a buffer shall hold.
+
+    ``buffer[0][first + i, row_offset + j, h] = extents[i][h, 0, indices[i, h, j]]`` for
+    ``j < counts[i]``, and ``buffer[1]`` likewise from ``extents[i][h, 1]``.
+
+    Attributes:
+      extents: n of [H_kv, 2, rows, D], in the full pool.
+      indices: int32 [n, H_kv, C]; ``counts``: int32 [n].
+      buffer: (k, v) [N, R, H_kv, D] on the device, ready.
+    """
+
+    first: int
+    extents: Sequence[np.ndarray]
+    indices: np.ndarray
+    counts: np.ndarray
+    buffer: Buffer
+    row_offset: int
+
+    @property
+    def slots(self) -> slice:
+        """Those of the buffer."""
+        return slice(self.first, self.first + len(self.extents))
+
+    def gather(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Gathers the rows into arrays of the buffer's shape on the host."""
+        host_kernels.gather(
+            self.extents,
+            self.indices,
+            self.counts,
+            keys[self.slots],
+            values[self.slots],
+            row_offset=self.row_offset,
+        )
+
+
 class RowReader(abc.ABC):
     """Writes rows into buffers behind JAX's back: nothing may use them until they are read."""
 
     @abc.abstractmethod
-    def read(
-        self,
-        layer: int,
-        first: int,
-        extents: Sequence[np.ndarray],
-        indices: np.ndarray,
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-    ) -> None:
-        """Starts to read rows of slots [first, first + n); may return before they are there.
-
-        ``buffer[0][first + i, row_offset + j, h] = extents[i][h, 0, indices[i, h, j]]`` for
-        ``j < counts[i]``, and ``buffer[1]`` likewise from ``extents[i][h, 1]``.
+    def read(self, layer: int, order: RowOrder) -> None:
+        """Starts to read; may return before the rows are there.
 
         Args:
           layer: which must have been read before it is asked for again.
-          extents: n of [H_kv, 2, rows, D], in the full pool.
-          indices: int32 [n, H_kv, C]; ``counts``: int32 [n].
-          buffer: (k, v) [N, R, H_kv, D] on the device, ready.
         """
 
     @abc.abstractmethod
-    def copy(
-        self,
-        first: int,
-        extents: Sequence[np.ndarray],
-        indices: np.ndarray,
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-        wait: Wait,
-    ) -> None:
+    def copy(self, order: RowOrder, wait: Wait) -> None:
         """As ``read``, but gathers the rows now and starts to copy them.
 
         What else the buffer holds of these slots is overwritten by finite numbers.
@@ -93,35 +107,15 @@ class RowReader(abc.ABC):
 class HostReader(RowReader):
     """Where the device is the CPU: the rows are copied at once."""
 
-    def read(
-        self,
-        layer: int,
-        first: int,
-        extents: Sequence[np.ndarray],
-        indices: np.ndarray,
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-    ) -> None:
+    def read(self, layer: int, order: RowOrder) -> None:
         """See ``RowReader.read``."""
         del layer
-        last = first + len(extents)
-        keys, values = (_memory(array)[first:last] for array in buffer)
-        host_kernels.gather(extents, indices, counts, keys, values, row_offset=row_offset)
+        order.gather(*map(_memory, order.buffer))
 
-    def copy(
-        self,
-        first: int,
-        extents: Sequence[np.ndarray],
-        indices: np.ndarray,
-        counts: np.ndarray,
-        buffer: Buffer,
-        row_offset: int,
-        wait: Wait,
-    ) -> None:
+    def copy(self, order: RowOrder, wait: Wait) -> None:
         """See ``RowReader.copy``."""
         del wait
-        self.read(0, first, extents, indices, counts, buffer, row_offset)
+        self.read(0, order)
 
     def clear(self, slot: int) -> None:
         """See ``RowReader.clear``."""
